@@ -1,0 +1,192 @@
+"""What a sweep measures: one frozen `Spec` from flags and a TOML file with the same names.
+
+A *case* is what is measured (collective, dtype, operation, root, size); *contenders* (own algorithms
+on an engine, and MPI's own) are measured against each other within each case.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from mpicoll.bench.sizes import parse_bytes, parse_seconds, parse_sizes
+from mpicoll.errors import ArgumentError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+THREAD_LEVELS = ("single", "funneled", "serialized", "multiple")
+BUILTINS = ("builtin", "builtin_persistent")
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """One implementation in the competition: ``ring:channels=2`` on engine ``native``."""
+
+    name: str
+    options: tuple[tuple[str, Any], ...] = ()
+    engine: str = ""
+
+    @property
+    def builtin(self) -> bool:
+        """Whether it is MPI's own."""
+        return self.name in BUILTINS
+
+    @property
+    def label(self) -> str:
+        """As it is written after ``--algorithms``."""
+        return ":".join([self.name, *(f"{key}={value}" for key, value in self.options)])
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """Everything that decides what a sweep measures, with defaults."""
+
+    collective: tuple[str, ...] = ("allreduce",)
+    algorithms: tuple[str, ...] = ("all",)
+    engine: tuple[str, ...] = ("auto",)
+    dtype: tuple[str, ...] = ("float32",)
+    op: tuple[str, ...] = ("sum",)
+    sizes: tuple[int, ...] = tuple(parse_sizes("4:64M:4"))
+    root: int = 0
+    iterations: int = 200
+    warmup: int = 10
+    case_time: float = 6.0
+    check: bool = True
+    time_limit: float | None = None
+    seed: int = 1
+    thread_level: str = "funneled"
+
+    def identity(self) -> dict[str, Any]:
+        """What two launches must have in common to belong to one result; JSON types only."""
+        values = json.loads(json.dumps(asdict(self)))
+        del values["time_limit"]
+        return values
+
+    def contenders(self, collective: str, own: Iterable[str]) -> list[Contender]:
+        """The competitors for one collective; `own` names its registered algorithms."""
+        found: dict[Contender, None] = {}
+        for text in self.algorithms:
+            names = [*own, *BUILTINS] if text == "all" else [text]
+            for name in names:
+                one = parse_contender(name)
+                engines = ("",) if one.builtin else self.engine
+                found.update(dict.fromkeys(Contender(one.name, one.options, e) for e in engines))
+        return list(found)
+
+
+def parse_contender(text: str) -> Contender:
+    """``name[:key=value…]``; values are integers (with K, M, G), or words.
+
+    >>> parse_contender("ring:channels=2:segment_bytes=64K").label
+    'ring:channels=2:segment_bytes=65536'
+    """
+    name, *settings = text.strip().split(":")
+    options = {}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not (key and equals and value) or key in options:
+            raise ArgumentError(f"algorithm {text!r}: write name:key=value:key=value, each key once")
+        options[key] = parse_bytes(value) if value[0].isdigit() else value
+    if not name or (name in BUILTINS and options):
+        raise ArgumentError(f"algorithm {text!r} needs a name, and a builtin takes no parameters")
+    return Contender(name, tuple(options.items()))
+
+
+def _words(value: Any) -> tuple[str, ...]:
+    parts = value.split(",") if isinstance(value, str) else list(value)
+    words = tuple(dict.fromkeys(str(part).strip() for part in parts if str(part).strip()))
+    if not words:
+        raise ArgumentError(f"an empty list: {value!r}")
+    return words
+
+
+def _algorithms(value: Any) -> tuple[str, ...]:
+    words = _words(value)
+    return tuple(dict.fromkeys(word if word == "all" else parse_contender(word).label for word in words))
+
+
+def _whole(least: int) -> Callable[[Any], int]:
+    def convert(value: Any) -> int:
+        if isinstance(value, (bool, float)) or int(value) < least:
+            raise ValueError(f"needs a whole number from {least} on")
+        return int(value)
+
+    return convert
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("needs true or false")
+    return value
+
+
+def _thread_level(value: Any) -> str:
+    if value not in THREAD_LEVELS:
+        raise ValueError(f"needs one of {', '.join(THREAD_LEVELS)}")
+    return value
+
+
+def _engines(value: Any) -> tuple[str, ...]:
+    words = _words(value)
+    wrong = set(words) - {"auto", "native", "python"}
+    if wrong:
+        raise ValueError("needs auto, native, python, or several")
+    return words
+
+
+_CONVERT: dict[str, Callable[[Any], Any]] = {
+    "collective": _words,
+    "algorithms": _algorithms,
+    "engine": _engines,
+    "dtype": _words,
+    "op": _words,
+    "sizes": lambda value: tuple(parse_sizes(value)),
+    "root": _whole(0),
+    "iterations": _whole(1),
+    "warmup": _whole(0),
+    "case_time": parse_seconds,
+    "check": _flag,
+    "time_limit": parse_seconds,
+    "seed": _whole(0),
+    "thread_level": _thread_level,
+}
+
+
+def make_spec(flags: Mapping[str, Any], path: str | Path | None = None) -> Spec:
+    """The spec of a TOML file, overridden by `flags` (None: not given).
+
+    Raises `ArgumentError` for a file that cannot be read, an unknown key, or a bad value.
+    """
+    values = {} if path is None else _read_toml(Path(path))
+    values.update({key: value for key, value in flags.items() if value is not None})
+    known = [f.name for f in fields(Spec)]
+    unknown = sorted(values.keys() - set(known))
+    if unknown:
+        raise ArgumentError(
+            f"unknown setting {', '.join(unknown)} in {path or 'flags'}; known: {', '.join(known)}"
+        )
+    converted = {}
+    for key, value in values.items():
+        try:
+            converted[key] = _CONVERT[key](value)
+        except (ValueError, TypeError) as error:
+            raise ArgumentError(f"{key} = {value!r}: {error}") from None
+    return Spec(**converted)
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            table = tomllib.load(file)
+    except OSError as error:
+        raise ArgumentError(f"cannot read {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ArgumentError(f"{path} is not TOML: {error}") from None
+    return {key.replace("-", "_"): value for key, value in table.items()}
