@@ -205,7 +205,7 @@ def _shift_message(rounds: Rounds, spot: Spot, blocks: int) -> Rounds:
 
 
 def _swap_copy(rounds: Rounds, spot: Spot, blocks: int) -> Rounds:
-    """Copy what should be combined, combine what should be copied. (A token is neither.)"""
+    """Copy what should be combined, combine what should be copied; a token is neither."""
 
     def change(m: Recv) -> Recv:
         return replace(m, side=None if m.side else Side.LEFT) if m.windows else m
