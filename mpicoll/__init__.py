@@ -1,1 +1,67 @@
-"""mpicoll: collective algorithms as data, run over mpi4py point-to-point messages."""
+"""mpicoll: collective algorithms as data, run over mpi4py point-to-point messages.
+
+>>> import mpicoll                                       # doctest: +SKIP
+>>> comm = mpicoll.Comm(MPI.COMM_WORLD)                  # doctest: +SKIP
+>>> comm.Allreduce(x, y, op=MPI.SUM, algorithm="ring")   # doctest: +SKIP
+
+What needs MPI (`Comm`, `Plan`, `native_status`) is loaded on first use, so that schedules can be listed,
+proved, counted and drawn where there is no MPI.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from . import algorithms as _algorithms
+from .errors import (
+    ArgumentError,
+    MismatchError,
+    MpicollError,
+    RevokedError,
+    ScheduleError,
+    TimeoutExpired,
+    Unsupported,
+    VerificationFailed,
+)
+from .registry import algorithm, algorithms, get
+from .schedule import Recv, Round, Send, Side, Window
+
+if TYPE_CHECKING:
+    from .comm import Comm
+    from .runner import Plan, native_status
+
+__version__ = "0.1.0"
+_with_mpi = {"Comm": "comm", "Plan": "runner", "native_status": "runner"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _with_mpi:
+        from importlib import import_module
+
+        return getattr(import_module(f"{__name__}.{_with_mpi[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+assert _algorithms  # imported for its effect: it registers the algorithms
+
+__all__ = [
+    "ArgumentError",
+    "Comm",
+    "MismatchError",
+    "MpicollError",
+    "Plan",
+    "Recv",
+    "RevokedError",
+    "Round",
+    "ScheduleError",
+    "Send",
+    "Side",
+    "TimeoutExpired",
+    "Unsupported",
+    "VerificationFailed",
+    "Window",
+    "algorithm",
+    "algorithms",
+    "get",
+    "native_status",
+]

@@ -26,7 +26,7 @@ from typing import Any
 from xml.sax.saxutils import escape
 
 from .collectives import Collective
-from .network import Network
+from .network import Network, Span
 from .registry import Algorithm, get
 from .schedule import Round, Send
 
@@ -90,17 +90,18 @@ class _Holdings(Network):
                 self.promised[rank][part * cut : (part + 1) * cut] = [True] * cut
         self.history = [[(0, tuple(row))] for row in self.state]
 
-    def outgoing(self, rank: int, message: Send) -> tuple[int, list[int]]:
+    def outgoing(self, rank: int, message: Send, span: Span) -> tuple[int, list[int]]:
         row = self.state[rank]
-        blocks = self.span(rank, message.windows).blocks
-        return self.time[rank], list(row) if self.barrier else [row[b] for b in blocks]
+        return self.time[rank], list(row) if self.barrier else [row[b] for b in span.blocks]
 
-    def complete(self, rank: int, step: Round, arrived: list[tuple[int, list[int]]]) -> None:
+    def complete(
+        self, rank: int, step: Round, spans: list[Span], arrived: list[tuple[int, list[int]]]
+    ) -> None:
         if not (step.sends or step.recvs):
             return
         row = self.state[rank]
-        for into, (_, cargo) in zip(step.recvs, arrived, strict=True):
-            columns = range(self.size) if self.barrier else self.span(rank, into.windows).blocks
+        for into, span, (_, cargo) in zip(step.recvs, spans, arrived, strict=True):
+            columns = range(self.size) if self.barrier else span.blocks
             adds = self.barrier or into.side is not None
             for column, theirs in zip(columns, cargo, strict=True):
                 row[column] = row[column] | theirs if adds else theirs

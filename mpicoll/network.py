@@ -1,8 +1,8 @@
 """All ranks' schedules run against each other: who meets whom, and in what order. No data, no MPI.
 
 `Network` is the machine under the readers: `verify` carries expressions along its messages, `traffic`
-carries times, `draw` carries counts. It knows the matching rules of `schedule` (rule 4 and 5) and that
-a round is done when all its messages have met; it must not know what a message means.
+carries times, `draw` carries counts. It knows the rules of `schedule` that concern matching and overlap
+(2 and 4), and that a round is done when all its messages have met; it must not know what they mean.
 
 Sends are *synchronous*: a send is done only when its receive is posted, so a schedule that gets through
 here never depends on an MPI library buffering a message. Channels are first-in first-out and every
@@ -49,8 +49,8 @@ def spell(numbers: Sequence[int], noun: str = "block") -> str:
 class Network:
     """The ranks of one collective, each working through its own rounds.
 
-    A reader overrides `begin`, `outgoing` and `complete`. Anything wrong raises `ScheduleError`, which
-    names the rank, the round (counted from 0), the peer and the blocks.
+    A reader overrides `outgoing` and `complete`. Anything wrong raises `ScheduleError`, which names the
+    rank, the round (counted from 0), the peer and the blocks.
     """
 
     def __init__(self, name: str, schedules: Sequence[Iterable[Round]], blocks: int) -> None:
@@ -65,20 +65,18 @@ class Network:
         self._current: list[Round | None] = [None] * self.size
         self._missing = [0] * self.size
         self._arrived: list[list[Any]] = [[] for _ in range(self.size)]
-        self._sent: dict[int, deque[tuple[Any, Send]]] = {}  # by source · P + destination
-        self._awaited: dict[int, deque[tuple[int, Recv]]] = {}
+        self._places: list[list[Span]] = [[] for _ in range(self.size)]
+        self._sent: dict[int, deque[tuple[Any, Span]]] = {}  # by source · P + destination
+        self._awaited: dict[int, deque[tuple[int, Span]]] = {}
         self._spans: dict[Windows, Span] = {}
 
     # -- what a reader overrides -------------------------------------------------------------------
 
-    def begin(self, rank: int, step: Round) -> None:
-        """Called when `rank` posts a round, before its messages."""
-
-    def outgoing(self, rank: int, message: Send) -> Any:
+    def outgoing(self, rank: int, message: Send, span: Span) -> Any:
         """What `message` carries: read from the state before the round."""
 
-    def complete(self, rank: int, step: Round, arrived: list[Any]) -> None:
-        """All messages of the round have met; `arrived` is what came, in the order of ``step.recvs``."""
+    def complete(self, rank: int, step: Round, spans: list[Span], arrived: list[Any]) -> None:
+        """All messages of the round have met. What came and where it goes, in the order of ``step.recvs``."""
 
     # -- running ------------------------------------------------------------------------------------
 
@@ -88,12 +86,12 @@ class Network:
         Raises `ScheduleError` when some never can.
         """
         ready = list(range(self.size - 1, -1, -1))
-        current, arrived = self._current, self._arrived
+        current, places, arrived = self._current, self._places, self._arrived
         while ready:
             rank = ready.pop()
             step = current[rank]
             if step is not None:
-                self.complete(rank, step, arrived[rank])
+                self.complete(rank, step, places[rank], arrived[rank])
             step = current[rank] = next(self._steps[rank], None)
             if step is not None:
                 self._post(rank, step, ready)
@@ -101,62 +99,83 @@ class Network:
             self._explain_stuck()
 
     def _post(self, rank: int, step: Round, ready: list[int]) -> None:
+        """Post the messages of a round; those whose other end is waiting meet it at once."""
+        size, spans, missing, arrived = self.size, self._spans, self._missing, self._arrived
+        sends, recvs = step.sends, step.recvs
         self.rounds[rank] += 1
         if self.rounds[rank] > self.most_rounds:
             self.fail(rank, f"a schedule of more than {self.most_rounds} rounds does not end")
-        self.begin(rank, step)
-        size, missing, arrived = self.size, self._missing, self._arrived
-        missing[rank] = len(step.sends) + len(step.recvs)
-        arrived[rank] = [None] * len(step.recvs)
-        for out in step.sends:
+        places = self._places[rank] = [spans.get(m.windows) or self.span(rank, m.windows) for m in recvs]
+        for slot, into in enumerate(recvs):
+            if into.side is None:
+                self._refuse_overlap(rank, slot, step)
+        missing[rank] = len(sends) + len(recvs)
+        arrived[rank] = [None] * len(recvs)
+        for out in sends:
             peer = out.peer
             if not 0 <= peer < size or peer == rank:
                 self._wrong_peer(rank, "sends to", peer)
-            cargo = self.outgoing(rank, out)
+            span = spans.get(out.windows) or self.span(rank, out.windows)
+            cargo = self.outgoing(rank, out, span)
             waiting = self._awaited.get(rank * size + peer)
             if waiting:
-                slot, into = waiting.popleft()
-                self._match(rank, out, peer, into)
+                slot, place = waiting.popleft()
+                if span is not place:
+                    self._compare(rank, span, peer, place)
                 arrived[peer][slot] = cargo
                 missing[rank] -= 1
                 missing[peer] -= 1
                 if not missing[peer]:
                     ready.append(peer)
             else:
-                self._sent.setdefault(rank * size + peer, deque()).append((cargo, out))
-        for slot, into in enumerate(step.recvs):
+                self._sent.setdefault(rank * size + peer, deque()).append((cargo, span))
+        for slot, into in enumerate(recvs):
             peer = into.peer
             if not 0 <= peer < size or peer == rank:
                 self._wrong_peer(rank, "receives from", peer)
             coming = self._sent.get(peer * size + rank)
             if coming:
-                cargo, out = coming.popleft()
-                self._match(peer, out, rank, into)
-                arrived[rank][slot] = cargo
+                arrived[rank][slot], span = coming.popleft()
+                if span is not places[slot]:
+                    self._compare(peer, span, rank, places[slot])
                 missing[rank] -= 1
                 missing[peer] -= 1
                 if not missing[peer]:
                     ready.append(peer)
             else:
-                self._awaited.setdefault(peer * size + rank, deque()).append((slot, into))
+                self._awaited.setdefault(peer * size + rank, deque()).append((slot, places[slot]))
+        self.messages += len(recvs)
         if not missing[rank]:
             ready.append(rank)
 
-    def _match(self, source: int, out: Send, dest: int, into: Recv) -> None:
+    def _compare(self, source: int, sent: Span, dest: int, awaited: Span) -> None:
         """A block has one name wherever it lies, so both ends of a message must name the same ones.
 
         (With other names a message could also differ in length: blocks are not all equally long.)
         """
-        self.messages += 1
-        if out.windows is into.windows or out.windows == into.windows:
-            return
-        sent, awaited = self.span(source, out.windows).blocks, self.span(dest, into.windows).blocks
-        if sent != awaited:
+        if sent.blocks != awaited.blocks:
             self.fail(
                 dest,
-                f"it expects {spell(awaited)} from rank {source}, which in its round "
-                f"{self.rounds[source]} sends {spell(sent)}",
+                f"it expects {spell(awaited.blocks)} from rank {source}, which in its round "
+                f"{self.rounds[source]} sends {spell(sent.blocks)}",
             )
+
+    def _refuse_overlap(self, rank: int, slot: int, step: Round) -> None:
+        """A copy may overlap neither a send nor another receive of its round (`schedule`, rule 2)."""
+        places = self._places[rank]
+        members = places[slot].members
+        for out in step.sends:
+            span = self._spans.get(out.windows) or self.span(rank, out.windows)
+            if not members.isdisjoint(span.members):
+                self._overlap(rank, step.recvs[slot], span, f"sent to rank {out.peer}")
+        for other, span in enumerate(places):
+            if other != slot and not members.isdisjoint(span.members):
+                peer = step.recvs[other].peer
+                self._overlap(rank, step.recvs[slot], span, f"received from rank {peer}")
+
+    def _overlap(self, rank: int, into: Recv, span: Span, also: str) -> NoReturn:
+        both = spell([b for b in span.blocks if b in self.span(rank, into.windows).members])
+        self.fail(rank, f"the copy of {both} from rank {into.peer} overlaps what is {also} in this round")
 
     def span(self, rank: int, windows: Windows) -> Span:
         """The blocks of `windows`, checked: no empty window, no block twice. Kept for the next time."""
@@ -189,13 +208,13 @@ class Network:
         unmet: dict[int, list[tuple[int, str]]] = {}
         for key, sends in self._sent.items():
             source, dest = divmod(key, self.size)
-            for _, out in sends:
-                text = f"sends {spell(self.span(source, out.windows).blocks)} to rank {dest}"
+            for _, span in sends:
+                text = f"sends {spell(span.blocks)} to rank {dest}"
                 unmet.setdefault(source, []).append((dest, text))
         for key, recvs in self._awaited.items():
             source, dest = divmod(key, self.size)
-            for _, into in recvs:
-                text = f"awaits {spell(self.span(dest, into.windows).blocks)} from rank {source}"
+            for _, place in recvs:
+                text = f"awaits {spell(place.blocks)} from rank {source}"
                 unmet.setdefault(dest, []).append((source, text))
         return unmet
 

@@ -23,7 +23,7 @@ from itertools import accumulate
 from typing import Any
 
 from .collectives import Collective
-from .network import Network
+from .network import Network, Span
 from .partition import block_length
 from .registry import Algorithm, get
 from .schedule import Recv, Round, Send, Windows, blocks_of, window_count
@@ -117,10 +117,10 @@ class _Clock(Network):
         super().__init__("traffic", schedules, blocks)
         self.time = [0] * self.size
 
-    def outgoing(self, rank: int, message: Send) -> int:
+    def outgoing(self, rank: int, message: Send, span: Span) -> int:
         return self.time[rank]
 
-    def complete(self, rank: int, step: Round, arrived: list[int]) -> None:
+    def complete(self, rank: int, step: Round, spans: list[Span], arrived: list[int]) -> None:
         if step.sends or step.recvs:
             self.time[rank] = max(self.time[rank], *arrived, 0) + 1
 

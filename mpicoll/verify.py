@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 
 from .collectives import Collective, collective
 from .errors import ScheduleError
-from .network import Network, spell
+from .network import Network, Span, spell
 from .registry import Algorithm, get
 from .schedule import Recv, Round, Send, Side
 
@@ -128,12 +128,12 @@ class _Barrier(Network):
         super().__init__(name, schedules, blocks)
         self.known = [1 << rank for rank in range(self.size)]
 
-    def outgoing(self, rank: int, message: Send) -> int:
+    def outgoing(self, rank: int, message: Send, span: Span) -> int:
         if message.windows:
             self.fail(rank, f"it sends data to rank {message.peer}: a barrier has none, only tokens")
         return self.known[rank]
 
-    def complete(self, rank: int, step: Round, arrived: list[int]) -> None:
+    def complete(self, rank: int, step: Round, spans: list[Span], arrived: list[int]) -> None:
         for history in arrived:
             self.known[rank] |= history
 
@@ -186,26 +186,7 @@ class _Expressions(Network):
         cut = self.per_part
         return (b for part in parts for b in range(part * cut, (part + 1) * cut))
 
-    def begin(self, rank: int, step: Round) -> None:
-        """Refuse a copy that overlaps a send or another receive of its round (rule 2)."""
-        recvs = step.recvs
-        for i, into in enumerate(recvs):
-            if into.side is not None or not into.windows:
-                continue
-            members = self.span(rank, into.windows).members
-            for out in step.sends:
-                if not members.isdisjoint(both := self.span(rank, out.windows).members):
-                    self._overlap(rank, into, members & both, f"sent to rank {out.peer}")
-            for j, other in enumerate(recvs):
-                if j != i and not members.isdisjoint(both := self.span(rank, other.windows).members):
-                    self._overlap(rank, into, members & both, f"received from rank {other.peer}")
-
-    def _overlap(self, rank: int, into: Recv, both: frozenset[int], also: str) -> NoReturn:
-        where = spell(sorted(both))
-        self.fail(rank, f"the copy of {where} from rank {into.peer} overlaps what is {also} in this round")
-
-    def outgoing(self, rank: int, message: Send) -> list[int]:
-        span = self._spans.get(message.windows) or self.span(rank, message.windows)
+    def outgoing(self, rank: int, message: Send, span: Span) -> list[int]:
         row = self.state[rank]
         cargo = row[span.cut] if span.cut else [row[block] for block in span.blocks]
         if 0 in cargo:
@@ -214,16 +195,15 @@ class _Expressions(Network):
         self.moved += len(cargo)
         return cargo
 
-    def complete(self, rank: int, step: Round, arrived: list[list[int]]) -> None:
+    def complete(self, rank: int, step: Round, spans: list[Span], arrived: list[list[int]]) -> None:
         recvs = step.recvs
         if len(recvs) == 1:
-            self._land(rank, recvs[0], arrived[0])
+            self._land(rank, recvs[0], spans[0], arrived[0])
         elif recvs:
-            self._fold(rank, recvs, arrived)
+            self._fold(rank, list(zip(recvs, spans, arrived, strict=True)))
 
-    def _land(self, rank: int, into: Recv, cargo: list[int]) -> None:
+    def _land(self, rank: int, into: Recv, span: Span, cargo: list[int]) -> None:
         """Copy `cargo` into my blocks, or combine it with them on the stated side."""
-        span = self._spans.get(into.windows) or self.span(rank, into.windows)
         row, side, table = self.state[rank], into.side, self.table
         if side is None:
             if span.cut:
@@ -237,13 +217,13 @@ class _Expressions(Network):
             pair = (theirs, row[block]) if left else (row[block], theirs)
             row[block] = table.get(pair) or self._combine(rank, into.peer, block, pair)
 
-    def _fold(self, rank: int, recvs: Sequence[Recv], arrived: list[list[int]]) -> None:
+    def _fold(self, rank: int, received: Sequence[tuple[Recv, Span, list[int]]]) -> None:
         """Rule 3: the LEFT operands in the order listed, then mine, then the RIGHT ones."""
         lefts: dict[int, tuple[int, int]] = {}  # block: (expression, last peer)
-        for into, cargo in zip(recvs, arrived, strict=True):
+        for into, span, cargo in received:
             if into.side is not Side.LEFT:
                 continue
-            for block, theirs in zip(self.span(rank, into.windows).blocks, cargo, strict=True):
+            for block, theirs in zip(span.blocks, cargo, strict=True):
                 if block in lefts:
                     pair = (lefts[block][0], theirs)
                     theirs = self.table.get(pair) or self._combine(rank, into.peer, block, pair)
@@ -252,9 +232,9 @@ class _Expressions(Network):
         for block, (theirs, peer) in lefts.items():
             pair = (theirs, row[block])
             row[block] = self.table.get(pair) or self._combine(rank, peer, block, pair)
-        for into, cargo in zip(recvs, arrived, strict=True):
+        for into, span, cargo in received:
             if into.side is not Side.LEFT:
-                self._land(rank, into, cargo)
+                self._land(rank, into, span, cargo)
 
     def _combine(self, rank: int, peer: int, block: int, pair: tuple[int, int]) -> int:
         """The number of a combination not seen before, after checking that it is sound."""

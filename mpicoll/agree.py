@@ -1,0 +1,134 @@
+"""Agreement between ranks about a call, and news of a call that failed on one rank only.
+
+A rank that refuses a call while the others run it would leave them waiting for ever. So before the
+first message of a new kind of call, all ranks compare what they were asked to do (`Agreement.settle`).
+Calls of a kind that was settled before skip that; if then a single rank refuses its arguments, it sends
+every other rank a *notice* and the others, who look for notices whenever a wait takes long, give up with
+an error that carries the reason.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import time
+from collections.abc import Hashable
+
+import numpy as np
+from mpi4py import MPI
+
+from .errors import ArgumentError, MismatchError, MpicollError, RevokedError, Unsupported
+
+
+class Agreement:
+    """Settles calls on one private communicator."""
+
+    def __init__(self, comm: MPI.Intracomm, notice_tag: int, polite: bool) -> None:
+        self.comm, self.tag, self.polite = comm, notice_tag, polite
+        self.settled: set[Hashable] = set()
+        self.revoked: str | None = None
+        self._outbox: list[MPI.Request] = []
+
+    def check(self) -> None:
+        """Raise `RevokedError` if the communicator was given up."""
+        if self.revoked is not None:
+            raise RevokedError(f"this communicator was given up: {self.revoked}")
+
+    def settle(self, call: Hashable, error: Exception | None = None) -> None:
+        """Compare `call` with the other ranks', or tell them the `error` that it met. Collective.
+
+        On every rank alike: returns if all ranks make the same call without an error; otherwise raises
+        the error of the lowest rank that has one, or `MismatchError`.
+        """
+        if self.comm.size == 1:
+            if error is not None:
+                raise error
+            self.settled.add(call)
+            return
+        if error is not None:
+            self._notify(str(error))
+        digest = hashlib.blake2b(repr(call).encode(), digest_size=7).digest()
+        number = int.from_bytes(digest, "little")
+        mine = np.array([number, -number, error is not None], np.int64)
+        worst = np.empty_like(mine)
+        try:
+            self._finish(self.comm.Iallreduce(mine, worst, MPI.MAX))
+        except RevokedError as revoked:
+            raise error or revoked from revoked
+        if worst[0] == -worst[1] and not worst[2]:
+            self.settled.add(call)
+            return
+        self._raise_for_all(call, error)
+
+    def _raise_for_all(self, call: Hashable, error: Exception | None) -> None:
+        kind = type(error).__name__ if error is not None else ""
+        reports = self.comm.allgather((kind, str(error) if error else repr(call)))
+        failed = [rank for rank, (name, _) in enumerate(reports) if name]
+        for rank in failed:
+            if rank != self.comm.rank:
+                self.comm.recv(source=rank, tag=self.tag)
+        MPI.Request.waitall(self._outbox)
+        self._outbox.clear()
+        if error is not None:
+            raise error
+        if failed:
+            name, text = reports[failed[0]]
+            error_class = {"Unsupported": Unsupported}.get(name, ArgumentError)
+            raise error_class(f"rank {failed[0]} refused the call: {text}")
+        groups: dict[str, list[int]] = {}
+        for rank, (_, text) in enumerate(reports):
+            groups.setdefault(text, []).append(rank)
+        parts = "; ".join(f"rank{'s' * (len(r) > 1)} {_short(r)}: {text}" for text, r in groups.items())
+        raise MismatchError(f"ranks made different calls: {parts}")
+
+    def _finish(self, request: MPI.Request) -> None:
+        """Wait, with an open ear for notices that this rank's call is no longer wanted."""
+        tests = 0
+        while not request.Test():
+            tests += 1
+            if self.polite or tests % 64 == 0:
+                os.sched_yield()
+            if tests % 1024 == 0:
+                self._listen_while_settling()
+                time.sleep(0)
+
+    def _listen_while_settling(self) -> None:
+        """A rank that gave up in the middle of a call says so on the next tag."""
+        if self.comm.Iprobe(source=MPI.ANY_SOURCE, tag=self.tag - 1):
+            rank, text = self.comm.recv(source=MPI.ANY_SOURCE, tag=self.tag - 1)
+            self.revoked = f"rank {rank} was already running another call: {text}"
+            self.check()
+
+    def listen(self) -> None:
+        """Called in long waits inside a collective: give up if another rank refused the call."""
+        for tag in (self.tag, self.tag - 1):
+            if self.comm.Iprobe(source=MPI.ANY_SOURCE, tag=tag):
+                rank, text = self.comm.recv(source=MPI.ANY_SOURCE, tag=tag)
+                self.revoke(f"rank {rank} refused a call that others had begun: {text}", tell=tag == self.tag)
+                self.check()
+
+    def revoke(self, why: str, *, tell: bool = True) -> None:
+        """Give the communicator up, and tell the others."""
+        if self.revoked is None:
+            self.revoked = why
+            if tell:
+                self._notify(why, self.tag - 1)
+
+    def _notify(self, text: str, tag: int | None = None) -> None:
+        for rank in range(self.comm.size):
+            if rank != self.comm.rank:
+                self._outbox.append(self.comm.isend((self.comm.rank, text), rank, tag or self.tag))
+
+    def forget(self) -> None:
+        """Drop notices that were never read."""
+        with contextlib.suppress(MpicollError, MPI.Exception):
+            for request in self._outbox:
+                if not request.Test():
+                    request.Cancel()
+        self._outbox.clear()
+
+
+def _short(ranks: list[int]) -> str:
+    text = ", ".join(map(str, ranks[:8]))
+    return text if len(ranks) <= 8 else f"{text}, … ({len(ranks)} ranks)"

@@ -1,0 +1,423 @@
+"""Running programs over MPI: the only module that starts messages.
+
+A `Plan` is a program bound to memory, to an operation and to persistent requests. Two engines run the
+same program: `python` is a short loop over numpy and mpi4py calls, the reference; `native` hands the
+whole program to `_runner.c`, which runs it without the GIL.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+import weakref
+from array import array
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from mpi4py import MPI
+
+from .buffers import Buffer
+from .errors import ArgumentError, MpicollError, TimeoutExpired
+from .ops import Operation
+from .plan import LANDING, RECV, SEND, WORK, Combine, Copy, Message, Program, Region, Start, Wait
+
+try:
+    from . import _runner
+except ImportError as error:
+    _native_missing: str = f"mpicoll/_runner is not built ({error}); reinstall mpicoll with a C compiler"
+else:
+    _native_missing = ""
+
+ENGINES = ("native", "python")
+Array = npt.NDArray[Any]
+
+
+def native_status() -> tuple[bool, str]:
+    """Whether the native engine can run here, and if not, why."""
+    if _native_missing:
+        return False, _native_missing
+    try:
+        _mpi_functions()
+    except (OSError, AttributeError) as error:
+        return False, f"MPI's functions cannot be found in the library that mpi4py loaded: {error}"
+    return True, "available"
+
+
+def check_engine(engine: str | None) -> str:
+    """The engine to use: the given one, or the best available.
+
+    Raises `ArgumentError` for an unknown engine or one that cannot run here.
+    """
+    if engine is None:
+        engine = os.environ.get("MPICOLL_ENGINE") or None
+    if engine is None:
+        return "native" if native_status()[0] else "python"
+    if engine not in ENGINES:
+        raise ArgumentError(f"unknown engine {engine!r}; valid: {', '.join(ENGINES)}")
+    if engine == "native" and not native_status()[0]:
+        raise ArgumentError(f"the native engine cannot run here: {native_status()[1]}")
+    return engine
+
+
+def _mpi_functions() -> dict[str, int]:
+    """Addresses of the MPI functions in the library that mpi4py is linked with."""
+    library = ctypes.CDLL(MPI.__file__)
+    return {
+        name: ctypes.cast(getattr(library, f"MPI_{name.capitalize()}"), ctypes.c_void_p).value or 0
+        for name in ("startall", "testall", "reduce_local")
+    }
+
+
+_functions: dict[str, int] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """What a communicator gives to all its plans.
+
+    `comm` is private to mpicoll. `polite` makes waits give up the core (more ranks than cores).
+    `idle` is called now and then during a long wait, and raises to give up. `sync_sends` makes every
+    send synchronous, and `trace` prints every message.
+    """
+
+    comm: MPI.Intracomm
+    polite: bool
+    idle: Callable[[], None]
+    sync_sends: bool = False
+    trace: bool = False
+    timeout: float | None = None
+
+
+class Watch:
+    """Knows what a running program waits for: its errors, its long waits, its trace."""
+
+    def __init__(self, program: Program, environment: Environment, name: str) -> None:
+        self.program, self.environment, self.name = program, environment, name
+        self.step_of_row: list[int] = []  # native engine: a step may be several rows
+        self._position, self._since = -1, 0.0
+
+    def describe(self, position: int | None = None) -> str:
+        """What runs here, and what its step at `position` is about."""
+        program = self.program
+        text = f"{self.name} on rank {program.rank} of {program.size}"
+        if position is None:
+            return text
+        number = self.step_of_row[position] if self.step_of_row else position
+        channel, round_ = program.places[number]
+        step = program.steps[number]
+        text += f", round {round_} of {program.rounds}"
+        if channel:
+            text += f" of channel {channel}"
+        if isinstance(step, Start | Wait):
+            messages = program.messages[step.first : step.last]
+            peers = sorted({("sends to" if m.sending else "receives from", m.peer) for m in messages})
+            text += " (" + ", ".join(f"{verb} {peer}" for verb, peer in peers) + ")"
+        return text
+
+    def idle(self, position: int) -> None:
+        """Called during long waits: look for news from other ranks, and at the clock."""
+        self.environment.idle()
+        limit = self.environment.timeout
+        now = time.monotonic()
+        if position != self._position:
+            self._position, self._since = position, now
+        elif limit is not None and now - self._since > limit:
+            raise TimeoutExpired(f"no progress for {limit:g} s: {self.describe(position)}")
+
+    def failure(self, code: int, position: int) -> Exception:
+        """The exception for an MPI error code."""
+        reason = MPI.Exception(code).Get_error_string()
+        return MpicollError(f"{self.describe(position)}: MPI says {reason!r}")
+
+    def trace(self, position: int) -> None:
+        """Print one line for each message that a step starts."""
+        step = self.program.steps[position]
+        assert isinstance(step, Start)
+        channel, round_ = self.program.places[position]
+        for message in self.program.messages[step.first : step.last]:
+            verb = "sends to" if message.sending else "receives from"
+            print(
+                f"mpicoll: {self.name} rank {self.program.rank} round {round_} channel {channel} "
+                f"{verb} {message.peer}: {message.region.length} elements",
+                flush=True,
+            )
+
+
+class Plan:
+    """A collective operation, ready to run any number of times on the same buffers.
+
+    Use it like a persistent MPI request (`Start`, `Test`, `Wait`, `Free`), or call it: ``plan()`` starts
+    and waits. `run` is the bare callable behind that, for hot loops.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        environment: Environment,
+        buffers: tuple[Buffer | None, Buffer | None],
+        operation: Operation | None,
+        engine: str,
+        tag: int,
+        facts: Mapping[str, Any],
+    ) -> None:
+        self.program, self.environment, self.engine = program, environment, engine
+        self.algorithm: str = facts["algorithm"]
+        self.collective: str = facts["collective"]
+        self.params: Mapping[str, Any] = facts["params"]
+        self.channels: int = facts.get("channels", 1)
+        self.depth: int = facts.get("depth", 1)
+        self.rounds = program.rounds
+        self.active = False
+        self._watch = Watch(program, environment, f"{self.collective}/{self.algorithm}")
+        memory = Memory(program, buffers)
+        requests = [_request(environment, memory, m, tag) for m in program.messages]
+        bind = _bind_native if engine == "native" else PythonEngine
+        self._engine: Any = bind(self._watch, memory, requests, operation)
+        self.run: Callable[[], None] = self._engine
+        # Also at exit and when the plan is forgotten: MPI libraries complain about leaked requests.
+        self._finalizer = weakref.finalize(self, _free_requests, requests, self._engine)
+        self._memory = memory
+
+    def __call__(self) -> None:
+        """Run the collective from start to end."""
+        self.run()
+
+    def Start(self) -> None:
+        """Begin; the first messages are on their way when this returns."""
+        if self.active:
+            raise MpicollError(f"{self.describe()} was started before it was over")
+        self._check()
+        self.active = not self._engine.advance(False)
+
+    def Test(self) -> bool:
+        """Do what can be done without waiting; True when the operation is complete."""
+        if self.active and self._engine.advance(False):
+            self.active = False
+        return not self.active
+
+    def Wait(self) -> None:
+        """Complete the operation."""
+        if self.active:
+            self._engine.advance(True)
+            self.active = False
+
+    def Free(self) -> None:
+        """Free the plan's requests. It cannot run again."""
+        if self.active:
+            raise MpicollError(f"{self.describe()} is running; Wait for it before Free")
+        self.run = _freed
+        self._finalizer()
+
+    free = Free
+
+    def describe(self) -> str:
+        """What this plan is, and where it stands."""
+        return self._watch.describe(self._engine.position if self.active else None)
+
+    def _check(self) -> None:
+        if not self._finalizer.alive:
+            _freed()
+
+
+def _request(environment: Environment, memory: Memory, message: Message, tag: int) -> MPI.Prequest:
+    comm, region = environment.comm, message.region
+    spec = [memory.raw(region), region.length, memory.datatype]
+    if not message.sending:
+        return comm.Recv_init(spec, message.peer, tag + message.slot)
+    make: Any = comm.Ssend_init if environment.sync_sends else comm.Send_init
+    request: MPI.Prequest = make(spec, message.peer, tag + message.slot)
+    return request
+
+
+def _freed() -> None:
+    raise MpicollError("this plan was freed")
+
+
+def _free_requests(requests: list[MPI.Prequest], engine: Any) -> None:
+    """Free the requests of a plan. One that stopped midway keeps them: active ones must not be freed."""
+    if engine.position == 0 and not MPI.Is_finalized():
+        for request in requests:
+            request.Free()
+    requests.clear()
+
+
+class Memory:
+    """The four spaces of a program as bytes and as typed arrays."""
+
+    def __init__(self, program: Program, buffers: tuple[Buffer | None, Buffer | None]) -> None:
+        send, recv = buffers
+        some = recv or send
+        self.extent = some.extent if some else 1
+        self.datatype = some.datatype if some else MPI.BYTE
+        dtype = some.dtype if some else np.dtype(np.uint8)
+        self.owners = send, recv
+        none = np.empty(0, dtype)
+        self.typed: list[Array] = [none, none, none, none]
+        self.typed[SEND] = send.array() if send else none
+        self.typed[RECV] = recv.array() if recv else none
+        # One allocation each, touched once, so that no page fault falls into a timed call.
+        self.typed[WORK] = np.zeros(program.work, dtype)
+        self.typed[LANDING] = np.zeros(program.landing, dtype)
+        self.bytes: list[Array] = [a.view(np.uint8) if a.size else a for a in self.typed]
+        self.address = [a.__array_interface__["data"][0] for a in self.typed]
+
+    def raw(self, region: Region) -> Array:
+        """A region as bytes."""
+        low = region.offset * self.extent
+        return self.bytes[region.space][low : low + region.length * self.extent]
+
+    def view(self, region: Region) -> Array:
+        """A region as elements."""
+        return self.typed[region.space][region.offset : region.offset + region.length]
+
+    def at(self, region: Region) -> int:
+        """A region's address."""
+        return int(self.address[region.space] + region.offset * self.extent)
+
+
+def _local_reduction(step: Combine) -> list[Copy | Combine]:
+    """Three-operand combine by MPI_Reduce_local, which knows only ``inout = in ⊕ inout``.
+
+    A landing region may be overwritten, a user's buffer other than the result may not.
+    """
+    out, left, right = step
+    if right == out:
+        return [step]
+    if right.space == LANDING:
+        return [Combine(right, left, right), Copy(out, right)]
+    return [Copy(out, right), Combine(out, left, out)]
+
+
+class PythonEngine:
+    """Runs a program step by step: the reference."""
+
+    def __init__(
+        self, watch: Watch, memory: Memory, requests: list[MPI.Prequest], operation: Operation | None
+    ) -> None:
+        self.watch, self.memory, self.requests = watch, memory, requests
+        self.position = 0
+        self.actions = [self._action(step, operation) for step in watch.program.steps]
+
+    def __call__(self) -> None:
+        self.advance(True)
+
+    def advance(self, blocking: bool) -> bool:
+        """Run until done (True), or, unless blocking, until a message is not there yet (False)."""
+        while self.position < len(self.actions):
+            action, argument = self.actions[self.position]
+            if action == self._wait:
+                if not self._wait(argument, blocking):
+                    return False
+            else:
+                action(argument)
+            self.position += 1
+        self.position = 0
+        return True
+
+    def _action(self, step: Any, operation: Operation | None) -> tuple[Callable[..., Any], Any]:
+        memory = self.memory
+        if isinstance(step, Start):
+            start = self._trace if self.watch.environment.trace else MPI.Prequest.Startall
+            return start, self.requests[step.first : step.last]
+        if isinstance(step, Wait):
+            return self._wait, self.requests[step.first : step.last]
+        if isinstance(step, Copy):
+            return self._copy, (memory.raw(step.out), memory.raw(step.source))
+        assert operation is not None, "a reduction needs an operation"
+        if operation.ufunc is None:
+            return self._reduce_local, (operation.op, [self._pair(s) for s in _local_reduction(step)])
+        ufunc, operands = operation.ufunc, [memory.view(r) for r in (step.left, step.right, step.out)]
+        return lambda views: ufunc(*views), operands
+
+    def _pair(self, step: Copy | Combine) -> tuple[bool, Any, Any]:
+        """(is a copy, source, target) of one step of a local reduction."""
+        memory = self.memory
+        if isinstance(step, Copy):
+            return True, memory.raw(step.source), memory.raw(step.out)
+        left, out = ([memory.raw(r), r.length, memory.datatype] for r in (step.left, step.out))
+        return False, left, out
+
+    @staticmethod
+    def _copy(arrays: tuple[Array, Array]) -> None:
+        arrays[0][...] = arrays[1]
+
+    @staticmethod
+    def _reduce_local(argument: tuple[MPI.Op, list[tuple[bool, Any, Any]]]) -> None:
+        op, steps = argument
+        for copies, source, target in steps:
+            if copies:
+                target[...] = source
+            else:
+                op.Reduce_local(source, target)
+
+    def _wait(self, requests: list[MPI.Request], blocking: bool) -> bool:
+        tests, asked = 0, 0.0
+        while not MPI.Request.Testall(requests):
+            if not blocking:
+                return False
+            if self.watch.environment.polite:
+                os.sched_yield()
+            tests += 1
+            if tests % 256 == 0 and time.monotonic() - asked > 0.02:
+                asked = time.monotonic()
+                self.watch.idle(self.position)
+        return True
+
+    def _trace(self, requests: list[MPI.Prequest]) -> None:
+        self.watch.trace(self.position)
+        MPI.Prequest.Startall(requests)
+
+
+def _bind_native(
+    watch: Watch, memory: Memory, requests: list[MPI.Prequest], operation: Operation | None
+) -> Any:
+    """Hand a program to `_runner.c`: steps as rows of five int64, see `step` there."""
+    if not _functions:
+        _functions.update(_mpi_functions())
+    program = watch.program
+    kernel = _runner.kernel(operation.kernel) if operation and operation.kernel else None
+    rows: array[int] = array("q")
+    for number, step in enumerate(program.steps):
+        lowered = _lower(step, memory, kernel)
+        rows.extend(lowered)
+        watch.step_of_row += [number] * (len(lowered) // 5)
+    size = MPI._sizeof(MPI.Request)
+    handles = b"".join(ctypes.string_at(MPI._addressof(r), size) for r in requests)
+    waits = [step.last - step.first for step in program.steps if isinstance(step, Wait)]
+    return _runner.Program(
+        steps=rows,
+        requests=handles,
+        request_size=size,
+        status_size=MPI._sizeof(MPI.Status),
+        longest_wait=max(waits, default=0),
+        **_functions,
+        combine=kernel or 0,
+        datatype=memory.datatype.handle,
+        operation=operation.op.handle if operation else 0,
+        idle=watch.idle,
+        failure=watch.failure,
+        polite=watch.environment.polite,
+    )
+
+
+def _lower(step: Any, memory: Memory, kernel: int | None) -> list[int]:
+    """A step as one or more rows of int64."""
+    if isinstance(step, Start):
+        return [0, step.first, step.last, 0, 0]
+    if isinstance(step, Wait):
+        return [1, step.first, step.last, 0, 0]
+    if isinstance(step, Copy):
+        return [4, memory.at(step.out), memory.at(step.source), 0, step.out.length * memory.extent]
+    if kernel is not None:
+        return [2, *(memory.at(r) for r in step), step.out.length]
+    rows: list[int] = []
+    for part in _local_reduction(step):
+        if isinstance(part, Copy):
+            rows += _lower(part, memory, None)
+        else:
+            rows += [3, memory.at(part.left), memory.at(part.out), memory.extent, part.out.length]
+    return rows
