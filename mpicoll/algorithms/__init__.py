@@ -1,3 +1,10 @@
 """All algorithms. Importing this package registers them."""
 
+from . import allgather as allgather
 from . import allreduce as allreduce
+from . import barrier as barrier
+from . import bcast as bcast
+from . import gather as gather
+from . import reduce as reduce
+from . import reduce_scatter as reduce_scatter
+from . import scatter as scatter

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable
 from functools import lru_cache
+from itertools import pairwise
 
 from ..schedule import Side, Window, Windows
 
@@ -153,7 +154,7 @@ def base_blocks(size: int) -> tuple[int, ...]:
     """
     skips = circulant_skips(size)[::-1]
     blocks = [len(skips) - 1]
-    for k, (low, high) in enumerate(zip(skips, skips[1:])):
+    for k, (low, high) in enumerate(pairwise(skips)):
         blocks += [k, *blocks[1 : high - low]]
     return tuple(blocks)
 
@@ -178,7 +179,7 @@ def circulant_receive_row(rank: int, size: int) -> list[int]:
     own, places = base_blocks(size)[rank], _ranks_of_base_block(size)
     free = [block for block in range(len(skips) - 1, -1, -1) if block != own]
     row = []
-    for low, high in zip(skips, skips[1:]):
+    for low, high in pairwise(skips):
         first = (rank - high + 1) % size
         # The largest free block that some rank at distance low..high-1 behind me begins with.
         block = next((b for b in free if _any_between(places[b], first, high - low, size)), None)
@@ -206,7 +207,8 @@ def swing_distance(step: int) -> int:
     >>> [swing_distance(t) for t in range(7)]
     [1, -1, 3, -5, 11, -21, 43]
     """
-    return (1 - (-2) ** (step + 1)) // 3
+    power: int = (-2) ** (step + 1)
+    return (1 - power) // 3
 
 
 def swing_peer(rank: int, step: int, size: int) -> int:
@@ -247,7 +249,6 @@ def swing_blocks(rank: int, step: int, size: int, far_first: bool) -> Windows:
     (Window(start=2, length=4),)
     """
     blocks = (
-        (rank - x if (rank - x) % 2 == 0 else rank + x) % size
-        for x in swing_offsets(size, far_first)[step]
+        (rank - x if (rank - x) % 2 == 0 else rank + x) % size for x in swing_offsets(size, far_first)[step]
     )
     return circular_windows(blocks, size)
