@@ -151,6 +151,7 @@ typedef struct {
     kernel_fn combine;
     intptr_t datatype, operation;
     PyObject *idle;    /* called now and then during a long wait with the step; raises to give up */
+    PyObject *owner;   /* keeps memory and requests alive for as long as the program */
     PyObject *failure; /* called with (MPI error code, step); returns the exception to raise */
     int polite;        /* give up the core between tests */
     int busy, broken;
@@ -305,16 +306,16 @@ static int program_init(PyObject *self, PyObject *args, PyObject *kwargs) {
     Program *p = (Program *)self;
     static char *names[] = {"steps", "requests", "request_size", "status_size", "longest_wait", "startall",
                             "testall", "reduce_local", "combine", "datatype", "operation", "idle",
-                            "failure", "polite", NULL};
+                            "failure", "owner", "polite", NULL};
     Py_buffer steps, requests;
     Py_ssize_t status_size, longest;
     unsigned long long startall, testall, reduce_local, combine;
     Py_ssize_t datatype, operation;
-    PyObject *idle, *failure;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "y*y*nnnKKKKnnOOp", names, &steps, &requests,
+    PyObject *idle, *failure, *owner;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "y*y*nnnKKKKnnOOOp", names, &steps, &requests,
                                      &p->request_size, &status_size, &longest, &startall, &testall,
                                      &reduce_local, &combine, &datatype, &operation, &idle, &failure,
-                                     &p->polite))
+                                     &owner, &p->polite))
         return -1;
     p->steps = PyMem_Malloc(steps.len + 1);
     p->requests = PyMem_Malloc(requests.len + 1);
@@ -334,8 +335,10 @@ static int program_init(PyObject *self, PyObject *args, PyObject *kwargs) {
     p->operation = operation;
     Py_INCREF(idle);
     Py_INCREF(failure);
+    Py_INCREF(owner);
     p->idle = idle;
     p->failure = failure;
+    p->owner = owner;
     p->call = program_call;
     if (!p->steps || !p->requests || !p->statuses) {
         PyErr_NoMemory();
@@ -347,12 +350,14 @@ static int program_init(PyObject *self, PyObject *args, PyObject *kwargs) {
 static int program_traverse(PyObject *self, visitproc visit, void *arg) {
     Py_VISIT(((Program *)self)->idle);
     Py_VISIT(((Program *)self)->failure);
+    Py_VISIT(((Program *)self)->owner);
     return 0;
 }
 
 static int program_clear(PyObject *self) {
     Py_CLEAR(((Program *)self)->idle);
     Py_CLEAR(((Program *)self)->failure);
+    Py_CLEAR(((Program *)self)->owner);
     return 0;
 }
 

@@ -173,14 +173,10 @@ class Plan:
         self.rounds = program.rounds
         self.active = False
         self._watch = Watch(program, environment, f"{self.collective}/{self.algorithm}")
-        memory = Memory(program, buffers)
-        requests = [_request(environment, memory, m, tag) for m in program.messages]
+        bound = self._bound = Bound(program, environment, buffers, tag)
         bind = _bind_native if engine == "native" else PythonEngine
-        self._engine: Any = bind(self._watch, memory, requests, operation)
+        self._engine: Any = bind(self._watch, bound, operation)
         self.run: Callable[[], None] = self._engine
-        # Also at exit and when the plan is forgotten: MPI libraries complain about leaked requests.
-        self._finalizer = weakref.finalize(self, _free_requests, requests, self._engine)
-        self._memory = memory
 
     def __call__(self) -> None:
         """Run the collective from start to end."""
@@ -190,7 +186,8 @@ class Plan:
         """Begin; the first messages are on their way when this returns."""
         if self.active:
             raise MpicollError(f"{self.describe()} was started before it was over")
-        self._check()
+        if self.run is _freed:
+            _freed()
         self.active = not self._engine.advance(False)
 
     def Test(self) -> bool:
@@ -210,17 +207,13 @@ class Plan:
         if self.active:
             raise MpicollError(f"{self.describe()} is running; Wait for it before Free")
         self.run = _freed
-        self._finalizer()
+        self._bound.free()
 
     free = Free
 
     def describe(self) -> str:
         """What this plan is, and where it stands."""
         return self._watch.describe(self._engine.position if self.active else None)
-
-    def _check(self) -> None:
-        if not self._finalizer.alive:
-            _freed()
 
 
 def _request(environment: Environment, memory: Memory, message: Message, tag: int) -> MPI.Prequest:
@@ -237,11 +230,36 @@ def _freed() -> None:
     raise MpicollError("this plan was freed")
 
 
-def _free_requests(requests: list[MPI.Prequest], engine: Any) -> None:
-    """Free the requests of a plan. One that stopped midway keeps them: active ones must not be freed."""
-    if engine.position == 0 and not MPI.Is_finalized():
-        for request in requests:
+class Bound:
+    """A program's memory and requests. Lives as long as any callable that runs the program.
+
+    The requests are freed with it and at exit, since MPI libraries complain about leaked ones.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        environment: Environment,
+        buffers: tuple[Buffer | None, Buffer | None],
+        tag: int,
+    ) -> None:
+        self.memory = Memory(program, buffers)
+        self.requests = [_request(environment, self.memory, m, tag) for m in program.messages]
+        self.free = weakref.finalize(self, _free_requests, self.requests, self.memory)
+
+
+_stuck: list[Any] = []
+
+
+def _free_requests(requests: list[MPI.Prequest], memory: Memory) -> None:
+    """Free the requests of a plan; those that a failed run left active keep their memory for ever."""
+    if MPI.Is_finalized():
+        return
+    for request in requests:
+        if request.Get_status():
             request.Free()
+        else:
+            _stuck.append((request, memory))
     requests.clear()
 
 
@@ -295,10 +313,9 @@ def _local_reduction(step: Combine) -> list[Copy | Combine]:
 class PythonEngine:
     """Runs a program step by step: the reference."""
 
-    def __init__(
-        self, watch: Watch, memory: Memory, requests: list[MPI.Prequest], operation: Operation | None
-    ) -> None:
-        self.watch, self.memory, self.requests = watch, memory, requests
+    def __init__(self, watch: Watch, bound: Bound, operation: Operation | None) -> None:
+        self.watch, self.bound = watch, bound
+        self.memory, self.requests = bound.memory, bound.requests
         self.position = 0
         self.actions = [self._action(step, operation) for step in watch.program.steps]
 
@@ -372,13 +389,11 @@ class PythonEngine:
         MPI.Prequest.Startall(requests)
 
 
-def _bind_native(
-    watch: Watch, memory: Memory, requests: list[MPI.Prequest], operation: Operation | None
-) -> Any:
+def _bind_native(watch: Watch, bound: Bound, operation: Operation | None) -> Any:
     """Hand a program to `_runner.c`: steps as rows of five int64, see `step` there."""
     if not _functions:
         _functions.update(_mpi_functions())
-    program = watch.program
+    program, memory = watch.program, bound.memory
     kernel = _runner.kernel(operation.kernel) if operation and operation.kernel else None
     rows: array[int] = array("q")
     for number, step in enumerate(program.steps):
@@ -386,7 +401,7 @@ def _bind_native(
         rows.extend(lowered)
         watch.step_of_row += [number] * (len(lowered) // 5)
     size = MPI._sizeof(MPI.Request)
-    handles = b"".join(ctypes.string_at(MPI._addressof(r), size) for r in requests)
+    handles = b"".join(ctypes.string_at(MPI._addressof(r), size) for r in bound.requests)
     waits = [step.last - step.first for step in program.steps if isinstance(step, Wait)]
     return _runner.Program(
         steps=rows,
@@ -400,6 +415,7 @@ def _bind_native(
         operation=operation.op.handle if operation else 0,
         idle=watch.idle,
         failure=watch.failure,
+        owner=bound,
         polite=watch.environment.polite,
     )
 

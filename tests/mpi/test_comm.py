@@ -1,0 +1,227 @@
+"""Comm and Plan: refusals on all ranks, life cycle, caching, sub-communicators."""
+
+from __future__ import annotations
+
+import gc
+
+import mpicoll
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from .support import ENGINES, WORLD, answer, values, world
+
+SIZE, RANK = WORLD.size, WORLD.rank
+both_engines = pytest.mark.parametrize("engine", ENGINES)
+
+BAD_CALLS = {
+    "counts": ((np.zeros(5), np.zeros(4)), "must agree"),
+    "types": ((np.zeros(4), np.zeros(4, "f")), "must agree"),
+    "strided": ((np.zeros(8)[::2], np.zeros(4)), "not contiguous"),
+    "big-endian": ((np.zeros(4, ">f8"), np.zeros(4)), "byte order"),
+    "no buffer": ((3.5, np.zeros(4)), "not a buffer"),
+    "too long": (([np.zeros(4), 9, MPI.DOUBLE], np.zeros(9)), "asked for"),
+    "negative": (([np.zeros(4), -1], np.zeros(4)), "negative"),
+    "no operation": ((np.zeros(4), np.zeros(4), MPI.OP_NULL), "OP_NULL"),
+    "bool sum": ((np.zeros(4, "?"), np.zeros(4, "?"), MPI.SUM), "LAND"),
+    "float bits": ((np.zeros(4), np.zeros(4), MPI.BAND), "SUM"),
+    "packed pair": ((np.zeros(4, "f8,i4"), np.zeros(4, "f8,i4"), MPI.MAXLOC), "align=True"),
+}
+
+
+def read_only() -> np.ndarray:
+    array = np.zeros(4)
+    array.flags.writeable = False
+    return array
+
+
+@both_engines
+@pytest.mark.parametrize("only_one_rank", [False, True])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_bad_input_is_refused_on_all_ranks(only_one_rank: bool, persistent: bool, engine: str) -> None:
+    comm = mpicoll.Comm(WORLD, engine=engine)
+    call = comm.Allreduce_init if persistent else comm.Allreduce
+    cases = {**BAD_CALLS, "read-only": ((np.zeros(4), read_only()), "read-only")}
+    for number, (name, (arguments, reason)) in enumerate(cases.items()):
+        victim = number % SIZE
+        good = (np.zeros(40 + number), np.zeros(40 + number))  # a kind of call not yet agreed on
+        mine = good if only_one_rank and victim != RANK else arguments
+        with pytest.raises(mpicoll.MpicollError, match=reason):
+            call(*mine)
+        assert name
+    x = np.ones(3)
+    comm.Allreduce(MPI.IN_PLACE, x)  # and the communicator still works
+    np.testing.assert_array_equal(x, SIZE)
+    comm.Free()
+
+
+@both_engines
+def test_wrong_names_and_parameters_list_the_valid_ones(engine: str) -> None:
+    comm, x, y = world(engine), np.zeros(4), np.zeros(4)
+    with pytest.raises(mpicoll.ArgumentError, match="recursive_doubling"):
+        comm.Allreduce(x, y, algorithm="rign")
+    with pytest.raises(mpicoll.ArgumentError, match="no parameter"):
+        comm.Allreduce(x, y, algorithm="ring", radix=3)
+    with pytest.raises(mpicoll.ArgumentError, match="native, python"):
+        comm.Allreduce(x, y, engine="turbo")
+    with pytest.raises(mpicoll.ArgumentError, match="channels"):
+        comm.Allreduce(x, y, channels=0)
+    with pytest.raises(mpicoll.ArgumentError, match="overlap"):
+        comm.Allreduce(x[:3], x[1:])
+
+
+@pytest.mark.skipif(SIZE == 1, reason="needs ranks that differ")
+@both_engines
+def test_ranks_that_differ_are_told_so(engine: str) -> None:
+    comm = mpicoll.Comm(WORLD, engine=engine)
+    n = 6 + (RANK == SIZE - 1)
+    with pytest.raises(mpicoll.MismatchError, match=r"different calls.*6.*7"):
+        comm.Allreduce(np.zeros(n), np.zeros(n))
+    with pytest.raises(mpicoll.MismatchError, match=r"ring"):
+        comm.Allreduce(np.zeros(5), np.zeros(5), algorithm="ring" if RANK else "recursive_doubling")
+    comm.Free()
+
+
+@pytest.mark.skipif(SIZE == 1, reason="needs another rank")
+@both_engines
+def test_a_rank_that_refuses_a_settled_call_releases_the_others(engine: str) -> None:
+    comm = mpicoll.Comm(WORLD, engine=engine)
+    x, y = np.ones(1000), np.zeros(1000)
+    comm.Allreduce(x, y, algorithm="ring")  # from now on nobody checks this kind of call
+    with pytest.raises(mpicoll.MpicollError) as caught:
+        comm.Allreduce(x, y[:7] if RANK == SIZE - 1 else y, algorithm="ring")
+    assert "must agree" in str(caught.value)
+    assert isinstance(caught.value, mpicoll.ArgumentError if RANK == SIZE - 1 else mpicoll.RevokedError)
+    with pytest.raises(mpicoll.RevokedError):
+        comm.Allreduce(x, y, algorithm="ring")
+    again = mpicoll.Comm(WORLD, engine=engine)
+    again.Allreduce(x, y, algorithm="ring")
+    np.testing.assert_array_equal(y, SIZE)
+
+
+@pytest.mark.skipif(SIZE == 1, reason="needs another rank")
+@both_engines
+def test_a_rank_that_never_comes_is_named(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MPICOLL_TIMEOUT", "1.5")
+    comm = mpicoll.Comm(WORLD, engine=engine)
+    plan = comm.Allreduce_init(np.zeros(50), np.zeros(50), algorithm="ring")
+    if RANK == 0:
+        WORLD.Barrier()
+        return
+    with pytest.raises(mpicoll.TimeoutExpired, match=rf"rank {RANK} of {SIZE}, round \d+ of .*receives from"):
+        plan()
+        plan()
+    WORLD.Barrier()
+
+
+@both_engines
+def test_plan_is_used_like_a_persistent_request(engine: str) -> None:
+    comm = world(engine)
+    x, y = values(RANK, 300, "d"), np.zeros(300)
+    plan = comm.Allreduce_init(x, y, algorithm="ring", channels=3, depth=2)
+    for _ in range(3):
+        y[:] = 0
+        plan.Start()
+        while not plan.Test():
+            pass
+        np.testing.assert_array_equal(y, answer(SIZE, 300, "d"))
+        y[:] = 0
+        plan.Start()
+        plan.Wait()
+        np.testing.assert_array_equal(y, answer(SIZE, 300, "d"))
+    assert plan.algorithm == "ring"
+    assert plan.engine == engine
+    plan.Free()
+    plan.Free()
+    with pytest.raises(mpicoll.MpicollError, match="freed"):
+        plan()
+    with pytest.raises(mpicoll.MpicollError, match="freed"):
+        plan.Start()
+
+
+@both_engines
+def test_two_plans_in_flight_do_not_mix(engine: str) -> None:
+    comm = world(engine)
+    x = [values(RANK, n, "d") for n in (4000, 4001)]
+    y = [np.zeros(len(a)) for a in x]
+    plans = [comm.Allreduce_init(a, b, algorithm="ring") for a, b in zip(x, y, strict=True)]
+    for order in ((0, 1), (1, 0)):
+        for plan in plans:
+            plan.Start()
+        for i in order:
+            plans[i].Wait()
+            np.testing.assert_array_equal(y[i], answer(SIZE, len(x[i]), "d"))
+    for plan in plans:
+        plan.Free()
+
+
+@both_engines
+def test_plans_are_cached_bounded_and_freed(engine: str) -> None:
+    comm = mpicoll.Comm(WORLD, engine=engine)
+    x, y = np.ones(8), np.zeros(8)
+    comm.Allreduce(x, y)
+    comm.Allreduce(x, y)
+    assert len(comm._plans) == 1
+    many = [np.ones(8) for _ in range(140)]
+    for array in many:
+        comm.Allreduce(array, y)
+    assert len(comm._plans) == 128
+    np.testing.assert_array_equal(y, SIZE)
+    plan = next(iter(comm._plans.values()))
+    comm.Free()
+    with pytest.raises(mpicoll.MpicollError, match="freed"):
+        plan()
+    del comm, plan
+    gc.collect()
+
+
+@both_engines
+def test_subcommunicators_of_any_order_and_size(engine: str) -> None:
+    backwards = mpicoll.Comm(WORLD.Split(0, SIZE - RANK), engine=engine)
+    assert backwards.rank == SIZE - 1 - RANK
+    for algorithm in ("ring", "recursive_doubling", "circulant"):
+        y = np.zeros(9, "d")
+        backwards.Allreduce(values(RANK, 9, "d"), y, algorithm=algorithm)
+        np.testing.assert_array_equal(y, answer(SIZE, 9, "d"))
+    group = mpicoll.Comm(WORLD.Split(RANK % 2, RANK), engine=engine)
+    y = np.zeros(5, "i")
+    group.Allreduce(np.full(5, RANK, "i"), y, algorithm="ring")
+    np.testing.assert_array_equal(y, sum(r for r in range(SIZE) if r % 2 == RANK % 2))
+    alone = mpicoll.Comm(MPI.COMM_SELF, engine=engine)
+    alone.Allreduce(np.arange(5, dtype="i"), y, algorithm="ring")
+    np.testing.assert_array_equal(y, range(5))
+    for comm in (backwards, group, alone):
+        comm.free_plans()
+
+
+def test_it_is_an_mpi_communicator() -> None:
+    comm = world(ENGINES[0])
+    assert isinstance(comm, MPI.Intracomm)
+    assert comm.bcast(RANK, root=SIZE - 1) == SIZE - 1
+    assert (comm.size, comm.rank, len(comm.nodes)) == (SIZE, RANK, SIZE)
+    with pytest.raises(mpicoll.ArgumentError, match="intra-communicator"):
+        mpicoll.Comm(MPI.COMM_NULL)
+
+
+@both_engines
+def test_barrier_waits_for_the_last(engine: str) -> None:
+    comm = world(engine)
+    plan = comm.Barrier_init()
+    arrived = np.zeros(1)
+    window = MPI.Win.Create(arrived, comm=WORLD)
+    window.Lock_all()
+    for turn in range(1, 4):
+        for rank in range(SIZE):
+            window.Accumulate(np.ones(1), rank)
+        window.Flush_all()
+        plan()
+        window.Sync()
+        window.Flush_all()
+        seen = np.zeros(1)
+        window.Get(seen, RANK)
+        window.Flush_all()
+        assert seen[0] >= turn * SIZE
+        plan()
+    window.Unlock_all()
+    window.Free()
+    plan.Free()
