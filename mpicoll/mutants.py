@@ -1,15 +1,18 @@
 """Wrong schedules, made from right ones by one small change each. The verifier must refuse them all.
 
-A mutant is dropped where it equals the original (a window shifted all the way round), which is decided
-by comparing schedules, never by asking the verifier.
+A mutant is dropped where it equals the original (a window shifted all the way round) or where the original
+carries data twice and would do with one message less. Both are decided by comparing and counting in the
+schedules, never by asking the verifier.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from .collectives import Collective
 from .errors import ScheduleError
 from .registry import Algorithm
 from .schedule import Recv, Round, Send, Side, Window, Windows, blocks_of
@@ -53,26 +56,73 @@ def messages(rounds: Sequence[Sequence[Round]]) -> list[Spot]:
 
 
 def mutants(
-    rounds: Sequence[Sequence[Round]], blocks: int, *, reduces: bool, ordered: bool = False
+    rounds: Sequence[Sequence[Round]], blocks: int, kind: Collective, *, root: int = 0, ordered: bool = False
 ) -> Iterator[Mutant]:
-    """Mutants of a right schedule, each of which is wrong.
+    """Mutants of a right schedule of the collective `kind`, each of which is wrong.
 
-    `reduces` and `ordered` say what is true of the original: they decide which changes are errors.
+    `ordered` says that the original is to combine in rank order: it makes any swapped side an error.
     Changes are made at the first, the middle and the last message.
     """
     original = [list(steps) for steps in rounds]
     spots = messages(original)
-    yield from _different(original, Mutant("an empty schedule", [[] for _ in original]))
-    for spot in dict.fromkeys(spots[i] for i in (0, len(spots) // 2, -1) if spots):
-        for change, mutate in _CHANGES.items():
-            where = (
-                f"{change}: message from rank {spot.source} (round {spot.sent_in}) "
-                f"to rank {spot.dest} (round {spot.received_in})"
-            )
-            yield from _different(original, Mutant(where, mutate(original, spot, blocks)))
-    for spot in _sided(original, spots, blocks, ordered) if reduces else ():
-        where = f"a swapped side: rank {spot.dest}, round {spot.received_in}"
-        yield Mutant(where, _change_recv(original, spot, lambda m: replace(m, side=_OTHER[m.side])))
+    yield from _different(original, "an empty schedule", [[] for _ in original])
+    for spot in _three(spots):
+        for change, mutate in _ANYWHERE.items():
+            yield from _different(original, _name(change, spot), mutate(original, spot, blocks))
+    needed = _Needed(original, blocks, kind, root)
+    for change, mutate in _WHERE_NEEDED.items():
+        for spot in _three([s for s in spots if needed(s, shifted="shifted" in change)]):
+            yield from _different(original, _name(change, spot), mutate(original, spot, blocks))
+    for spot in _sided(original, spots, ordered) if kind.reduces else ():
+        swapped = _change_recv(original, spot, lambda m: replace(m, side=_OTHER[m.side]))
+        yield Mutant(_name("a swapped side", spot), swapped)
+
+
+def _three(spots: list[Spot]) -> list[Spot]:
+    return list(dict.fromkeys(spots[i] for i in (0, len(spots) // 2, -1))) if spots else []
+
+
+def _name(change: str, spot: Spot) -> str:
+    return (
+        f"{change}: message from rank {spot.source} (round {spot.sent_in}) "
+        f"to rank {spot.dest} (round {spot.received_in})"
+    )
+
+
+class _Needed:
+    """Whether a message is indispensable: a schedule may carry some data twice, and be right without it.
+
+    Decided by counting: a copy is needed if it brings a block that the receiver has not had from the
+    beginning, and receives nowhere else. Every combination is needed. Of tokens nothing is known.
+    """
+
+    def __init__(self, rounds: Rounds, blocks: int, kind: Collective, root: int) -> None:
+        self.rounds, self.blocks, self.kind = rounds, blocks, kind
+        cut, size = blocks // kind.parts(len(rounds)), len(rounds)
+        self.copies = Counter(
+            (rank, block)
+            for rank, steps in enumerate(rounds)
+            for step in steps
+            for into in step.recvs
+            if into.side is None
+            for block in blocks_of(into.windows, blocks)
+        )
+        self.at_first = {
+            (rank, block)
+            for rank in range(0 if kind.reduces else size)
+            for part in kind.before(rank, size, root)
+            for block in range(part * cut, (part + 1) * cut)
+        }
+
+    def __call__(self, spot: Spot, shifted: bool) -> bool:
+        into = self.rounds[spot.dest][spot.received_in].recvs[spot.recv]
+        if into.side is not None or not into.windows:
+            return bool(into.windows) or not shifted
+        lost = set(blocks_of(into.windows, self.blocks))
+        if shifted:
+            lost -= set(blocks_of(_shifted(into.windows, self.blocks), self.blocks))
+        places = [(spot.dest, block) for block in lost]
+        return any(self.copies[place] == 1 and place not in self.at_first for place in places)
 
 
 def refuse_mutants(algorithm: Algorithm, size: int, params: Mapping[str, Any] | None = None) -> int:
@@ -92,7 +142,7 @@ def refuse_mutants(algorithm: Algorithm, size: int, params: Mapping[str, Any] | 
     rounds = [list(algorithm.schedule(rank, size, params)) for rank in range(size)]
     kind, ordered = algorithm.collective, algorithm.ordered
     refused = 0
-    for change, wrong in mutants(rounds, blocks, reduces=kind.reduces, ordered=ordered):
+    for change, wrong in mutants(rounds, blocks, kind, root=root, ordered=ordered):
         try:
             verify_schedules(kind, wrong, blocks, root=root, ordered=ordered, name=str(algorithm))
         except ScheduleError:
@@ -105,22 +155,22 @@ def refuse_mutants(algorithm: Algorithm, size: int, params: Mapping[str, Any] | 
 _OTHER = {Side.LEFT: Side.RIGHT, Side.RIGHT: Side.LEFT, None: None}
 
 
-def _different(original: Rounds, mutant: Mutant) -> Iterator[Mutant]:
-    if mutant.rounds != original:
-        yield mutant
+def _different(original: Rounds, change: str, rounds: Rounds) -> Iterator[Mutant]:
+    if rounds != original:
+        yield Mutant(change, rounds)
 
 
-def _sided(original: Rounds, spots: list[Spot], blocks: int, ordered: bool) -> list[Spot]:
-    """A receive whose side matters, if there is one.
+def _sided(original: Rounds, spots: list[Spot], ordered: bool) -> list[Spot]:
+    """Receives whose side matters, if there are some.
 
     Where rank order is promised, any side does. Elsewhere one rank may choose its side freely, as long as
     the result is handed on from there; not so in the exchange of recursive doubling, where both partners
-    combine the same two blocks and would then hold different expressions. Only the last such exchange is
-    taken: what both partners hold after it is the result, unless it is overwritten later.
+    combine the same two blocks and would then hold different expressions. Only such an exchange in the
+    last round of both is taken: what they hold after it is the result.
     """
     reducing = [s for s in spots if original[s.dest][s.received_in].recvs[s.recv].side is not None]
     if ordered:
-        return reducing[:1] + reducing[-1:]
+        return list(dict.fromkeys(reducing[:1] + reducing[-1:]))
     for spot in reversed(reducing):
         step, partner = original[spot.dest][spot.received_in], original[spot.source][spot.sent_in]
         mutual = any(m.peer == spot.dest and m.side is not None for m in partner.recvs) and any(
@@ -162,7 +212,16 @@ def _drop_round(rounds: Rounds, spot: Spot, blocks: int) -> Rounds:
 
 
 def _lose_message(rounds: Rounds, spot: Spot, blocks: int) -> Rounds:
-    return _change_recv(_change_send(rounds, spot, lambda m: None), spot, lambda m: None)
+    """Lose both ends of a message; or, since one token may repeat another, of all that a rank receives."""
+    if rounds[spot.dest][spot.received_in].recvs[spot.recv].windows:
+        return _change_recv(_change_send(rounds, spot, lambda m: None), spot, lambda m: None)
+    deaf = [replace(step, recvs=()) for step in rounds[spot.dest]]
+    return [
+        deaf
+        if rank == spot.dest
+        else [replace(step, sends=tuple(m for m in step.sends if m.peer != spot.dest)) for step in steps]
+        for rank, steps in enumerate(rounds)
+    ]
 
 
 def _double_receive(rounds: Rounds, spot: Spot, blocks: int) -> Rounds:
@@ -213,13 +272,15 @@ def _swap_copy(rounds: Rounds, spot: Spot, blocks: int) -> Rounds:
     return _change_recv(rounds, spot, change)
 
 
-_CHANGES: dict[str, Callable[[Rounds, Spot, int], Rounds]] = {
+_ANYWHERE: dict[str, Callable[[Rounds, Spot, int], Rounds]] = {
     "a round dropped": _drop_round,
-    "a lost message": _lose_message,
     "a receive doubled": _double_receive,
+    "a message doubled": _double_message,
     "a wrong peer": _wrong_peer,
     "a shifted window at the sender": _shift_send,
-    "a shifted window at both ends": _shift_message,
-    "a message doubled": _double_message,
     "copy and combination swapped": _swap_copy,
+}
+_WHERE_NEEDED: dict[str, Callable[[Rounds, Spot, int], Rounds]] = {
+    "a lost message": _lose_message,
+    "a shifted window at both ends": _shift_message,
 }

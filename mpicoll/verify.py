@@ -241,7 +241,7 @@ class _Expressions(Network):
         left, right = pair
         where = f"block {block} from rank {peer}"
         if not self.kind.reduces:
-            self.fail(rank, f"it combines {where}: a {self.kind.title} reduces nothing")
+            self.fail(rank, f"it combines {where}, but {self.kind.title} reduces nothing")
         if not (left and right):
             self.fail(rank, f"it combines {where} with its own block, which it does not hold")
         both = self.mask[left] & self.mask[right]
