@@ -5,10 +5,18 @@ from __future__ import annotations
 from itertools import chain as chained
 
 from ..registry import Params, algorithm
-from ..schedule import Recv, Round, Schedule, Send, Window, recv, send
+from ..schedule import Recv, Round, Schedule, Send, Window, Windows, blocks_of, recv, send
 from . import allgather, scatter
 from .compose import downward, embed, in_time
-from .patterns import ceil_log2, circulant_receive_row, circulant_skips, floor_log2, powers, rotated
+from .patterns import (
+    ceil_log2,
+    circulant_receive_row,
+    circulant_skips,
+    circular_windows,
+    floor_log2,
+    powers,
+    rotated,
+)
 from .trees import (
     Place,
     bine_peers,
@@ -198,23 +206,42 @@ def circulant_pipelined(rank: int, size: int, *, segments: int = 1, root: int = 
             yield Round(sends, recvs)
 
 
+def _new_to_receiver(rounds: Schedule, rank: int, size: int, root: int) -> Schedule:
+    """An all-gather without what its receivers hold since the binomial scatter: the parts of a subtree."""
+
+    def lacking(receiver: int, windows: Windows) -> Windows:
+        virtual = (receiver - root) % size
+        held = min(1 << binomial_bits(virtual, size)[0], size - virtual)
+        new = (b for b in blocks_of(windows, size) if (b - receiver) % size >= held)
+        return circular_windows(new, size)
+
+    for step in rounds:
+        sends = [(m.peer, lacking(m.peer, m.windows)) for m in step.sends]
+        recvs = [(m.peer, lacking(rank, m.windows)) for m in step.recvs]
+        if any(windows for _, windows in sends + recvs):
+            yield Round(
+                tuple(Send(peer, windows) for peer, windows in sends if windows),
+                tuple(Recv(peer, windows) for peer, windows in recvs if windows),
+            )
+
+
 @algorithm("bcast", blocks=_one_per_rank)
 def scatter_allgather(rank: int, size: int, *, root: int = 0) -> Schedule:
-    """Scatter down a binomial tree, then all-gather on a circulant graph.
+    """Scatter down a binomial tree, then all-gather on a circulant graph what a rank does not have yet.
 
-    Works for any P. Rounds: 2⌈log2 P⌉. Bytes per rank: 2(P−1)/P·n at the root.
+    Works for any P. Rounds: 2⌈log2 P⌉. Bytes per rank: up to 2(P−1)/P·n at the root.
     Reference: Barnett, Shuler, van de Geijn, Gupta, Payne, Watts, SHPCC, 1994; Träff, arXiv 2410.14234, 2024.
     """
     yield from scatter.binomial(rank, size, root=root)
-    yield from allgather.circulant(rank, size)
+    yield from _new_to_receiver(allgather.circulant(rank, size), rank, size, root)
 
 
 @algorithm("bcast", blocks=_one_per_rank)
 def scatter_allgather_ring(rank: int, size: int, *, root: int = 0) -> Schedule:
-    """Scatter down a binomial tree, then all-gather on a ring.
+    """Scatter down a binomial tree, then all-gather on a ring what a rank does not have yet.
 
-    Works for any P. Rounds: ⌈log2 P⌉+P−1. Bytes per rank: 2(P−1)/P·n at the root.
+    Works for any P. Rounds: ⌈log2 P⌉+P−1. Bytes per rank: up to 2(P−1)/P·n at the root.
     Reference: Barnett, Shuler, van de Geijn, Gupta, Payne, Watts, SHPCC, 1994.
     """
     yield from scatter.binomial(rank, size, root=root)
-    yield from allgather.ring(rank, size)
+    yield from _new_to_receiver(allgather.ring(rank, size), rank, size, root)

@@ -133,15 +133,15 @@ def fold_index(rank: int, folded: int) -> int:
 # -- circulant graphs --
 
 
-def circulant_skips(size: int) -> list[int]:
-    """P, ⌈P/2⌉, ⌈P/4⌉, …, 1: the distances of the circulant algorithms.
+def circulant_skips(size: int, radix: int = 2) -> list[int]:
+    """P, ⌈P/radix⌉, ⌈P/radix²⌉, …, 1: the distances of the circulant algorithms.
 
-    >>> circulant_skips(12), circulant_skips(1)
-    ([12, 6, 3, 2, 1], [1])
+    >>> circulant_skips(12), circulant_skips(1), circulant_skips(10, 3)
+    ([12, 6, 3, 2, 1], [1], [10, 4, 2, 1])
     """
     skips = [size]
     while skips[-1] > 1:
-        skips.append((skips[-1] + 1) // 2)
+        skips.append(-(-skips[-1] // radix))
     return skips
 
 
