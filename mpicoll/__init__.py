@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from . import algorithms as _algorithms
+from . import algorithms as algorithms  # registers them
 from .errors import (
     ArgumentError,
     MismatchError,
@@ -23,7 +23,9 @@ from .errors import (
     Unsupported,
     VerificationFailed,
 )
-from .registry import algorithm, algorithms, get
+from .registry import algorithm, get
+from .registry import algorithms as catalogue
+
 from .schedule import Recv, Round, Send, Side, Window
 
 if TYPE_CHECKING:
@@ -42,8 +44,6 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-assert _algorithms  # imported for its effect: it registers the algorithms
-
 __all__ = [
     "ArgumentError",
     "Comm",
@@ -61,7 +61,7 @@ __all__ = [
     "VerificationFailed",
     "Window",
     "algorithm",
-    "algorithms",
+    "catalogue",
     "get",
     "native_status",
 ]

@@ -309,10 +309,9 @@ static int program_init(PyObject *self, PyObject *args, PyObject *kwargs) {
                             "failure", "owner", "polite", NULL};
     Py_buffer steps, requests;
     Py_ssize_t status_size, longest;
-    unsigned long long startall, testall, reduce_local, combine;
-    Py_ssize_t datatype, operation;
+    unsigned long long startall, testall, reduce_local, combine, datatype, operation;
     PyObject *idle, *failure, *owner;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "y*y*nnnKKKKnnOOOp", names, &steps, &requests,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "y*y*nnnKKKKKKOOOp", names, &steps, &requests,
                                      &p->request_size, &status_size, &longest, &startall, &testall,
                                      &reduce_local, &combine, &datatype, &operation, &idle, &failure,
                                      &owner, &p->polite))
@@ -331,8 +330,8 @@ static int program_init(PyObject *self, PyObject *args, PyObject *kwargs) {
     p->testall = (testall_fn)(uintptr_t)testall;
     p->reduce_local = (reduce_local_fn)(uintptr_t)reduce_local;
     p->combine = (kernel_fn)(uintptr_t)combine;
-    p->datatype = datatype;
-    p->operation = operation;
+    p->datatype = (intptr_t)datatype;
+    p->operation = (intptr_t)operation;
     Py_INCREF(idle);
     Py_INCREF(failure);
     Py_INCREF(owner);

@@ -65,9 +65,7 @@ class Buffer:
 
     def overlaps(self, other: Buffer) -> bool:
         """Whether the two share memory."""
-        return (
-            self.address < other.address + other.nbytes and other.address < self.address + self.nbytes
-        )
+        return self.address < other.address + other.nbytes and other.address < self.address + self.nbytes
 
 
 def parse(spec: Any, role: str, *, writable: bool) -> Buffer:

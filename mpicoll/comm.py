@@ -9,7 +9,7 @@ from typing import Any
 
 from mpi4py import MPI
 
-from . import algorithms as _algorithms  # registers them
+from . import algorithms as algorithms  # registers them
 from .agree import Agreement
 from .buffers import Buffer, parse
 from .errors import ArgumentError, Unsupported
@@ -20,8 +20,6 @@ from .registry import algorithms as registered
 from .runner import Environment, Plan, check_engine, native_status
 from .select import choose_allreduce, default_channels
 from .topology import node_map
-
-assert _algorithms  # imported for its effect
 
 PLAN_CACHE = 128  # plans kept per communicator; each holds scratch and requests
 TAGS_PER_PLAN = 16  # the deepest channel rotation
@@ -62,7 +60,8 @@ class Comm(MPI.Intracomm):
         return super().__new__(cls, comm)
 
     def __init__(self, comm: MPI.Comm | None = None, *, engine: str | None = None) -> None:
-        private = self._private = MPI.Intracomm.Dup(self)
+        private = self._private = MPI.Intracomm(self).Dup()
+        self._owned = False  # Free leaves a communicator alone that somebody else made
         self.nodes: tuple[int, ...] = node_map(private)
         mine = self.nodes.count(self.nodes[self.rank])
         polite = mine > len(os.sched_getaffinity(0))
@@ -77,6 +76,7 @@ class Comm(MPI.Intracomm):
             trace=bool(os.environ.get("MPICOLL_TRACE")),
             timeout=float(os.environ["MPICOLL_TIMEOUT"]) if os.environ.get("MPICOLL_TIMEOUT") else None,
         )
+        self._asked_engine = engine
         self.engine = self._agree_on_engine(engine)
         self._plans: OrderedDict[Hashable, Plan] = OrderedDict()
         self._sequence = 0
@@ -298,10 +298,47 @@ class Comm(MPI.Intracomm):
             plan.Free()
         self._plans.clear()
 
+    # -- communicators -----------------------------------------------------------------------------
+
     def Free(self) -> None:
-        """Free the communicator with its plans and its private duplicate. Collective."""
+        """Free the plans and the private duplicate; and the communicator itself, if it was made here.
+
+        ``Comm(MPI.COMM_WORLD).Free()`` leaves MPI.COMM_WORLD alone; ``comm.Split(...).Free()`` does not
+        leave the new communicator. Collective.
+        """
         self.free_plans()
         self._agreement.forget()
         if self._private != MPI.COMM_NULL and self._agreement.revoked is None:
             self._private.Free()
-        super().Free()
+        if self._owned:
+            super().Free()
+
+    def _adopt(self, comm: MPI.Comm) -> Comm:
+        """A `Comm` that owns a communicator just made; MPI.COMM_NULL stays what it is."""
+        if comm == MPI.COMM_NULL:
+            return comm  # type: ignore[return-value]  # mpi4py, too, returns a null communicator here
+        adopted = Comm(comm, engine=self._asked_engine)
+        adopted._owned = True
+        return adopted
+
+    def Dup(self, info: MPI.Info | None = None) -> Comm:
+        """Duplicate; the result is a `Comm`."""
+        return self._adopt(MPI.Intracomm(self).Dup(info))
+
+    Clone = Dup
+
+    def Split(self, color: int = 0, key: int = 0) -> Comm:
+        """Split by color, ordered by key; the result is a `Comm`."""
+        return self._adopt(MPI.Intracomm(self).Split(color, key))
+
+    def Split_type(self, split_type: int, key: int = 0, info: MPI.Info = MPI.INFO_NULL) -> Comm:
+        """Split by what ranks share, such as a node; the result is a `Comm`."""
+        return self._adopt(MPI.Intracomm(self).Split_type(split_type, key, info))
+
+    def Create(self, group: MPI.Group) -> Comm:
+        """A `Comm` of the ranks of a group; MPI.COMM_NULL on the others."""
+        return self._adopt(MPI.Intracomm(self).Create(group))
+
+    def Create_group(self, group: MPI.Group, tag: int = 0) -> Comm:
+        """A `Comm` of the ranks of a group, collective over these only."""
+        return self._adopt(MPI.Intracomm(self).Create_group(group, tag))

@@ -105,9 +105,7 @@ def run(
 
 def _stuck(rank: _Rank) -> str:
     channel, number = rank.program.places[rank.next]
-    waiting = ", ".join(
-        f"{'to' if m.sending else 'from'} {m.peer}" for m in rank.pending.values()
-    )
+    waiting = ", ".join(f"{'to' if m.sending else 'from'} {m.peer}" for m in rank.pending.values())
     return f"rank {rank.program.rank} in round {number} of channel {channel} waits for messages {waiting}"
 
 

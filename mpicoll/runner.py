@@ -14,6 +14,7 @@ import weakref
 from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -325,51 +326,40 @@ class PythonEngine:
     def advance(self, blocking: bool) -> bool:
         """Run until done (True), or, unless blocking, until a message is not there yet (False)."""
         while self.position < len(self.actions):
-            action, argument = self.actions[self.position]
-            if action == self._wait:
-                if not self._wait(argument, blocking):
+            action = self.actions[self.position]
+            if isinstance(action, list):
+                if not self._wait(action, blocking):
                     return False
             else:
-                action(argument)
+                action()
             self.position += 1
         self.position = 0
         return True
 
-    def _action(self, step: Any, operation: Operation | None) -> tuple[Callable[..., Any], Any]:
+    def _action(self, step: Any, operation: Operation | None) -> Callable[[], Any] | list[MPI.Request]:
+        """What to call for a step, or which requests to wait for."""
         memory = self.memory
         if isinstance(step, Start):
             start = self._trace if self.watch.environment.trace else MPI.Prequest.Startall
-            return start, self.requests[step.first : step.last]
+            return partial(start, self.requests[step.first : step.last])
         if isinstance(step, Wait):
-            return self._wait, self.requests[step.first : step.last]
+            return list(self.requests[step.first : step.last])
         if isinstance(step, Copy):
-            return self._copy, (memory.raw(step.out), memory.raw(step.source))
+            return partial(np.copyto, memory.raw(step.out), memory.raw(step.source))
         assert operation is not None, "a reduction needs an operation"
-        if operation.ufunc is None:
-            return self._reduce_local, (operation.op, [self._pair(s) for s in _local_reduction(step)])
-        ufunc, operands = operation.ufunc, [memory.view(r) for r in (step.left, step.right, step.out)]
-        return lambda views: ufunc(*views), operands
+        left, right, out = (memory.view(r) for r in (step.left, step.right, step.out))
+        if operation.ufunc is not None:
+            return partial(operation.ufunc, left, right, out=out)
+        return partial(self._reduce_local, operation.op, _local_reduction(step))
 
-    def _pair(self, step: Copy | Combine) -> tuple[bool, Any, Any]:
-        """(is a copy, source, target) of one step of a local reduction."""
+    def _reduce_local(self, op: MPI.Op, steps: list[Copy | Combine]) -> None:
         memory = self.memory
-        if isinstance(step, Copy):
-            return True, memory.raw(step.source), memory.raw(step.out)
-        left, out = ([memory.raw(r), r.length, memory.datatype] for r in (step.left, step.out))
-        return False, left, out
-
-    @staticmethod
-    def _copy(arrays: tuple[Array, Array]) -> None:
-        arrays[0][...] = arrays[1]
-
-    @staticmethod
-    def _reduce_local(argument: tuple[MPI.Op, list[tuple[bool, Any, Any]]]) -> None:
-        op, steps = argument
-        for copies, source, target in steps:
-            if copies:
-                target[...] = source
+        for step in steps:
+            if isinstance(step, Copy):
+                np.copyto(memory.raw(step.out), memory.raw(step.source))
             else:
-                op.Reduce_local(source, target)
+                left, out = ([memory.raw(r), r.length, memory.datatype] for r in (step.left, step.out))
+                op.Reduce_local(left, out)
 
     def _wait(self, requests: list[MPI.Request], blocking: bool) -> bool:
         tests, asked = 0, 0.0

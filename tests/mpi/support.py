@@ -93,5 +93,5 @@ def same_everywhere(array: Any) -> None:
 
 def allreduce_names(ordered: bool | None = None) -> list[str]:
     """Names of the all-reduce algorithms (only the ordered ones, only the others)."""
-    found = mpicoll.algorithms("allreduce")
+    found = mpicoll.catalogue("allreduce")
     return [a.name for a in found if ordered is None or a.ordered == ordered]

@@ -127,9 +127,7 @@ def test_user_operation_that_does_not_commute(algorithm: str, engine: str) -> No
         )
     for channels in (1, 2):
         result = np.zeros_like(maps[RANK])
-        comm.Allreduce(
-            [maps[RANK], pair], [result, pair], op, algorithm=algorithm, channels=channels
-        )
+        comm.Allreduce([maps[RANK], pair], [result, pair], op, algorithm=algorithm, channels=channels)
         np.testing.assert_array_equal(result, expected)
     result = np.zeros_like(maps[RANK])
     comm.Allreduce([maps[RANK], pair], [result, pair], op)  # auto takes an ordered one
