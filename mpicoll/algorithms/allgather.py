@@ -22,7 +22,9 @@ def _one_per_rank(size: int, params: Params) -> int:
 def ring(rank: int, size: int) -> Schedule:
     """Every part travels once around a ring of all ranks.
 
-    Works for any P. Rounds: P−1. Bytes per rank: (P−1)/P·n.
+    Works for any P.
+    Rounds: P−1.
+    Bytes per rank: (P−1)/P·n.
     Reference: Thakur, Rabenseifner, Gropp, Int. J. High Perform. Comput. Appl., 2005.
     """
     right, left = (rank + 1) % size, (rank - 1) % size
@@ -36,7 +38,9 @@ def ring(rank: int, size: int) -> Schedule:
 def linear(rank: int, size: int) -> Schedule:
     """Every rank sends its part to all others, all at once.
 
-    Works for any P. Rounds: 1, with P−1 messages. Bytes per rank: (P−1)/P·n.
+    Works for any P.
+    Rounds: 1, with P−1 messages.
+    Bytes per rank: (P−1)/P·n.
     Reference: none; the definition, taken literally.
     """
     if size > 1:
@@ -51,8 +55,9 @@ def linear(rank: int, size: int) -> Schedule:
 def recursive_doubling(rank: int, size: int) -> Schedule:
     """Exchange all that is held with a partner, at double the distance in every round.
 
-    Works for any P; others than powers of two are folded. Rounds: log2 P (+2). Bytes per rank: (P−1)/P·n
-    (folded: up to twice that for a proxy).
+    Works for any P; others than powers of two are folded.
+    Rounds: log2 P (+2).
+    Bytes per rank: (P−1)/P·n (folded: up to twice that for a proxy).
     Reference: Thakur, Rabenseifner, Gropp, Int. J. High Perform. Comput. Appl., 2005.
     """
     base = 1 << floor_log2(size)
@@ -78,7 +83,9 @@ def recursive_doubling(rank: int, size: int) -> Schedule:
 def bruck(rank: int, size: int, *, k: int = 2) -> Schedule:
     """Multiply what is held by k in every round, with ranks ahead at growing distances.
 
-    Works for any P. Rounds: ⌈log_k P⌉, with up to k−1 messages each. Bytes per rank: (P−1)/P·n.
+    Works for any P.
+    Rounds: ⌈log_k P⌉, with up to k−1 messages each.
+    Bytes per rank: (P−1)/P·n.
     Reference: Bruck, Ho, Kipnis, Upfal, Weathersby, IEEE Trans. Parallel Distrib. Syst., 1997.
     """
     for held in powers(k, size):
@@ -94,7 +101,9 @@ def bruck(rank: int, size: int, *, k: int = 2) -> Schedule:
 def circulant(rank: int, size: int) -> Schedule:
     """Double what is held in every round, on a circulant graph.
 
-    Works for any P. Rounds: ⌈log2 P⌉. Bytes per rank: (P−1)/P·n; both are optimal for every P.
+    Works for any P.
+    Rounds: ⌈log2 P⌉.
+    Bytes per rank: (P−1)/P·n; both are optimal for every P.
     Reference: Träff, arXiv 2410.14234, 2024.
     """
     skips = circulant_skips(size)[::-1]
@@ -108,7 +117,9 @@ def circulant(rank: int, size: int) -> Schedule:
 def neighbor_exchange(rank: int, size: int) -> Schedule:
     """Exchange pairs of parts with the two neighbours in turn.
 
-    Works for even P, and P = 1. Rounds: P/2. Bytes per rank: (P−1)/P·n, between neighbours only.
+    Works for even P, and P = 1.
+    Rounds: P/2.
+    Bytes per rank: (P−1)/P·n, between neighbours only.
     Reference: Chen, Zhang, Zhang, Yuan, HPC Asia, 2005.
     """
     if size == 1:
@@ -128,8 +139,9 @@ def neighbor_exchange(rank: int, size: int) -> Schedule:
 def sparse_halving(rank: int, size: int) -> Schedule:
     """Send to the farthest ranks first, when there is least to send.
 
-    Works for any P. Rounds: ⌈log2 P⌉. Bytes per rank: (P−1)/P·n, in messages of scattered blocks; most of
-    them travel short distances.
+    Works for any P.
+    Rounds: ⌈log2 P⌉.
+    Bytes per rank: (P−1)/P·n, in messages of scattered blocks; most of them travel short distances.
     Reference: Loch, Koslovski, SBAC-PAD, 2021.
     """
     behind = [0]  # I hold the parts of the ranks this far behind me
@@ -164,8 +176,9 @@ def _group_divides(size: int, params: Params) -> str | None:
 def k_ring(rank: int, size: int, *, group: int | None = None) -> Schedule:
     """A ring in every group of neighbours, fed by a ring between the groups.
 
-    Works for any P that `group` divides (by default its largest divisor up to √P). Rounds: P−1, of which
-    P/group−1 between groups. Bytes per rank: (P−1)/P·n, of which (P/group−1)/P·n leave the group.
+    Works for any P that `group` divides (by default its largest divisor up to √P).
+    Rounds: P−1, of which P/group−1 between groups.
+    Bytes per rank: (P−1)/P·n, of which (P/group−1)/P·n leave the group.
     Reference: Wilkins et al., IEEE CLUSTER, 2023.
     """
     g = _group_size(size, {"group": group})
@@ -186,8 +199,9 @@ def k_ring(rank: int, size: int, *, group: int | None = None) -> Schedule:
 def swing(rank: int, size: int) -> Schedule:
     """Exchange with partners that swing to and fro at short distances, the farthest first.
 
-    Works for even P, and P = 1. Rounds: ⌈log2 P⌉. Bytes per rank: (P−1)/P·n, in messages of scattered
-    blocks; most of them travel short distances.
+    Works for even P, and P = 1.
+    Rounds: ⌈log2 P⌉.
+    Bytes per rank: (P−1)/P·n, in messages of scattered blocks; most of them travel short distances.
     Reference: De Sensi, Bonato, Saam, Hoefler, NSDI, 2024.
     """
     return mirror(reduce_scatter.swing(rank, size), side=None)
@@ -197,8 +211,9 @@ def swing(rank: int, size: int) -> Schedule:
 def bine(rank: int, size: int) -> Schedule:
     """Exchange with the partners of Swing, the nearest first.
 
-    Works for even P, and P = 1. Rounds: ⌈log2 P⌉. Bytes per rank: (P−1)/P·n; if P is a power of two,
-    every message is one circular window.
+    Works for even P, and P = 1.
+    Rounds: ⌈log2 P⌉.
+    Bytes per rank: (P−1)/P·n; if P is a power of two, every message is one circular window.
     Reference: De Sensi et al., SC, 2025.
     """
     return mirror(reduce_scatter.bine(rank, size), side=None)

@@ -46,7 +46,9 @@ def _folded_vector(
 def allgather_reduce(rank: int, size: int) -> Schedule:
     """Every rank sends its vector to all others, and combines all of them.
 
-    Works for any P. Rounds: 1, with P−1 messages; scratch for P−1 vectors. Bytes per rank: (P−1)·n.
+    Works for any P.
+    Rounds: 1, with P−1 messages; scratch for P−1 vectors.
+    Bytes per rank: (P−1)·n.
     Ordered: every rank combines in rank order.
     Reference: Open MPI 6, coll/base allreduce_intra_allgather_reduce.
     """
@@ -62,8 +64,10 @@ def allgather_reduce(rank: int, size: int) -> Schedule:
 def recursive_doubling(rank: int, size: int) -> Schedule:
     """Exchange whole vectors with a partner, at double the distance in every round.
 
-    Works for any P; others than powers of two are folded. Rounds: log2 P (+2). Bytes per rank: log2 P·n
-    (+n). Ordered: only neighbouring runs of ranks are combined.
+    Works for any P; others than powers of two are folded.
+    Rounds: log2 P (+2).
+    Bytes per rank: log2 P·n (+n).
+    Ordered: only neighbouring runs of ranks are combined.
     Reference: Thakur, Rabenseifner, Gropp, Int. J. High Perform. Comput. Appl., 2005.
     """
     factors = base_factors(size, 2)
@@ -74,9 +78,10 @@ def recursive_doubling(rank: int, size: int) -> Schedule:
 def recursive_multiplying(rank: int, size: int, *, k: int = 4) -> Schedule:
     """Exchange whole vectors in groups of up to k, that many times farther apart in every round.
 
-    Works for any P; what has no factors up to k is folded. Rounds: about log_k P (+2), with up to k−1
-    messages each. Bytes per rank: (f−1)·n for every factor f (+n). Ordered: only neighbouring runs of
-    ranks are combined.
+    Works for any P; what has no factors up to k is folded.
+    Rounds: about log_k P (+2), with up to k−1 messages each.
+    Bytes per rank: (f−1)·n for every factor f (+n).
+    Ordered: only neighbouring runs of ranks are combined.
     Reference: Wilkins et al., IEEE CLUSTER, 2023.
     """
     factors = base_factors(size, k)
@@ -90,8 +95,10 @@ def recursive_multiplying(rank: int, size: int, *, k: int = 4) -> Schedule:
 def ring(rank: int, size: int) -> Schedule:
     """Reduce-scatter, then all-gather, each once around a ring of all ranks.
 
-    Works for any P. Rounds: 2(P−1). Bytes per rank: 2(P−1)/P·n. Not ordered: block b is combined in the
-    rotated order b+1, b+2, …, b.
+    Works for any P.
+    Rounds: 2(P−1).
+    Bytes per rank: 2(P−1)/P·n.
+    Not ordered: block b is combined in the rotated order b+1, b+2, …, b.
     Reference: Patarasuk, Yuan, J. Parallel Distrib. Comput., 2009.
     """
     yield from reduce_scatter.ring(rank, size)
@@ -113,8 +120,10 @@ def _ring_segments(size: int, nbytes: int) -> int:
 def segmented_ring(rank: int, size: int, *, segments: int = 2) -> Schedule:
     """The ring, with every block cut in segments: one is combined while the next is on its way.
 
-    Works for any P. Rounds: 2(P−1)S with S segments. Bytes per rank: 2(P−1)/P·n. Not ordered: as the
-    ring.
+    Works for any P.
+    Rounds: 2(P−1)S with S segments.
+    Bytes per rank: 2(P−1)/P·n.
+    Not ordered: as the ring.
     Reference: Pješivac-Grbović et al., Cluster Computing, 2007.
     """
     for step in ring(rank, size):
@@ -129,8 +138,10 @@ def segmented_ring(rank: int, size: int, *, segments: int = 2) -> Schedule:
 def circulant(rank: int, size: int) -> Schedule:
     """Reduce-scatter, then all-gather, on a circulant graph.
 
-    Works for any P. Rounds: 2⌈log2 P⌉. Bytes per rank: 2(P−1)/P·n; both are optimal for every P. Not
-    ordered: contributions arrive in rotated order.
+    Works for any P.
+    Rounds: 2⌈log2 P⌉.
+    Bytes per rank: 2(P−1)/P·n; both are optimal for every P.
+    Not ordered: contributions arrive in rotated order.
     Reference: Träff, arXiv 2410.14234, 2024.
     """
     yield from reduce_scatter.circulant(rank, size)
@@ -155,8 +166,10 @@ def _base_blocks(size: int, params: Params) -> int:
 def recursive_halving_doubling(rank: int, size: int) -> Schedule:
     """Reduce-scatter by recursive halving, the nearest first, then all-gather by recursive doubling.
 
-    Works for any P; others than powers of two are folded. Rounds: 2log2 P (+2). Bytes per rank:
-    2(P−1)/P·n (+n). Ordered: only neighbouring runs of ranks are combined.
+    Works for any P; others than powers of two are folded.
+    Rounds: 2log2 P (+2).
+    Bytes per rank: 2(P−1)/P·n (+n).
+    Ordered: only neighbouring runs of ranks are combined.
     Reference: Rabenseifner, ICCS, 2004.
     """
     return _halving_doubling(rank, size, 2, far_first=False)
@@ -166,9 +179,10 @@ def recursive_halving_doubling(rank: int, size: int) -> Schedule:
 def recursive_halving_doubling_far(rank: int, size: int) -> Schedule:
     """Reduce-scatter by recursive halving, the farthest first, then all-gather by recursive doubling.
 
-    Works for any P; others than powers of two are folded. Rounds: 2log2 P (+2). Bytes per rank:
-    2(P−1)/P·n (+n), most of them over the longest distances. Not ordered: the farthest partner comes
-    first.
+    Works for any P; others than powers of two are folded.
+    Rounds: 2log2 P (+2).
+    Bytes per rank: 2(P−1)/P·n (+n), most of them over the longest distances.
+    Not ordered: the farthest partner comes first.
     Reference: Thakur, Rabenseifner, Gropp, Int. J. High Perform. Comput. Appl., 2005.
     """
     return _halving_doubling(rank, size, 2, far_first=True)
@@ -178,8 +192,10 @@ def recursive_halving_doubling_far(rank: int, size: int) -> Schedule:
 def k_reduce_scatter_allgather(rank: int, size: int, *, k: int = 4) -> Schedule:
     """Reduce-scatter in groups of up to k neighbours, that many times farther apart in every round, and back.
 
-    Works for any P; what has no factors up to k is folded. Rounds: about 2log_k P (+2), with up to k−1
-    messages each. Bytes per rank: 2(P−1)/P·n (+n). Ordered: only neighbouring runs of ranks are combined.
+    Works for any P; what has no factors up to k is folded.
+    Rounds: about 2log_k P (+2), with up to k−1 messages each.
+    Bytes per rank: 2(P−1)/P·n (+n).
+    Ordered: only neighbouring runs of ranks are combined.
     Reference: Wilkins et al., IEEE CLUSTER, 2023.
     """
     return _halving_doubling(rank, size, k, far_first=False)
@@ -189,8 +205,10 @@ def k_reduce_scatter_allgather(rank: int, size: int, *, k: int = 4) -> Schedule:
 def swing(rank: int, size: int) -> Schedule:
     """Reduce-scatter with partners that swing to and fro, the nearest first, then all-gather backwards.
 
-    Works for even P, and P = 1. Rounds: 2⌈log2 P⌉. Bytes per rank: 2(P−1)/P·n, in messages of scattered
-    blocks; most of them travel short distances. Not ordered: partners lie on both sides.
+    Works for even P, and P = 1.
+    Rounds: 2⌈log2 P⌉.
+    Bytes per rank: 2(P−1)/P·n, in messages of scattered blocks; most of them travel short distances.
+    Not ordered: partners lie on both sides.
     Reference: De Sensi, Bonato, Saam, Hoefler, NSDI, 2024.
     """
     yield from reduce_scatter.swing(rank, size)
@@ -201,8 +219,10 @@ def swing(rank: int, size: int) -> Schedule:
 def bine(rank: int, size: int) -> Schedule:
     """Reduce-scatter with the partners of Swing, the farthest first, then all-gather backwards.
 
-    Works for even P, and P = 1. Rounds: 2⌈log2 P⌉. Bytes per rank: 2(P−1)/P·n; if P is a power of two,
-    every message is one circular window. Not ordered: partners lie on both sides.
+    Works for even P, and P = 1.
+    Rounds: 2⌈log2 P⌉.
+    Bytes per rank: 2(P−1)/P·n; if P is a power of two, every message is one circular window.
+    Not ordered: partners lie on both sides.
     Reference: De Sensi et al., SC, 2025.
     """
     yield from reduce_scatter.bine(rank, size)
@@ -241,7 +261,9 @@ def _binomial_messages(rank: int, size: int, segments: int) -> list[Timed]:
 def binomial_tree(rank: int, size: int, *, segments: int = 1) -> Schedule:
     """Reduce up a binomial tree, then broadcast down it; one segment goes down while the next comes up.
 
-    Works for any P. Rounds: ⌈log2 P⌉(S+1) with S segments. Bytes per rank: ⌈log2 P⌉·n at the root.
+    Works for any P.
+    Rounds: ⌈log2 P⌉(S+1) with S segments.
+    Bytes per rank: ⌈log2 P⌉·n at the root.
     Ordered: a rank takes its children's runs of ranks one after the other.
     Reference: Thakur, Rabenseifner, Gropp, Int. J. High Perform. Comput. Appl., 2005.
     """
@@ -258,9 +280,11 @@ def binomial_tree(rank: int, size: int, *, segments: int = 1) -> Schedule:
 def binary_tree(rank: int, size: int, *, segments: int = 1) -> Schedule:
     """Reduce up a balanced binary search tree, then broadcast down it, segment after segment.
 
-    Works for any P. Rounds: 2⌊log2 P⌋−1+S with S segments, in each of which a rank receives two from
-    below and one from above, and sends as many. Bytes per rank: 3n; 2n at the root. Ordered: every
-    subtree is a run of ranks.
+    Works for any P.
+    Rounds: 2⌊log2 P⌋−1+S with S segments, in each of which a rank receives two from below and one from
+    above, and sends as many.
+    Bytes per rank: 3n; 2n at the root.
+    Ordered: every subtree is a run of ranks.
     Reference: Pješivac-Grbović et al., Cluster Computing, 2007 (pipelined trees).
     """
     tree = search_tree(rank, size, root=size // 2)
@@ -278,8 +302,10 @@ def binary_tree(rank: int, size: int, *, segments: int = 1) -> Schedule:
 def double_binary_tree(rank: int, size: int, *, segments: int = 2) -> Schedule:
     """Reduce and broadcast even segments in one tree, odd ones in another; no rank sends on in both.
 
-    Works for any P. Rounds: about 2⌈log2 P⌉−1+⌈S/2⌉ with S segments. Bytes per rank: 2n. Ordered: every
-    subtree of both is a run of ranks.
+    Works for any P.
+    Rounds: about 2⌈log2 P⌉−1+⌈S/2⌉ with S segments.
+    Bytes per rank: 2n.
+    Ordered: every subtree of both is a run of ranks.
     Reference: Sanders, Speck, Träff, Parallel Computing, 2009.
     """
     messages: list[Timed] = []
@@ -298,7 +324,9 @@ def double_binary_tree(rank: int, size: int, *, segments: int = 2) -> Schedule:
 def circulant_pipelined(rank: int, size: int, *, segments: int = 1) -> Schedule:
     """Reduce to rank 0, then broadcast, one segment in and one out in every round, on a circulant graph.
 
-    Works for any P. Rounds: 2(S−1+⌈log2 P⌉) with S segments. Bytes per rank: about 2n(1+(⌈log2 P⌉−1)/S).
+    Works for any P.
+    Rounds: 2(S−1+⌈log2 P⌉) with S segments.
+    Bytes per rank: about 2n(1+(⌈log2 P⌉−1)/S).
     Not ordered: every segment has a tree of its own.
     Reference: Träff, IEEE CLUSTER, 2022.
     """

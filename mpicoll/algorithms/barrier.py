@@ -14,7 +14,9 @@ from .tuning import at_least
 def dissemination(rank: int, size: int, *, k: int = 2) -> Schedule:
     """Tell ranks ahead at growing distances all that I know, and hear as much from those behind.
 
-    Works for any P. Rounds: ⌈log_k P⌉, with up to k−1 tokens each. Bytes per rank: none.
+    Works for any P.
+    Rounds: ⌈log_k P⌉, with up to k−1 tokens each.
+    Bytes per rank: none.
     Reference: Hensgen, Finkel, Manber, Int. J. Parallel Program., 1988 (there with distances k^t; these,
     P/k^t, are shorter, and there is no token from which nobody learns anything).
     """

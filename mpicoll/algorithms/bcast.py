@@ -5,14 +5,13 @@ from __future__ import annotations
 from itertools import chain as chained
 
 from ..registry import Params, algorithm
-from ..schedule import Recv, Round, Schedule, Send, Window, Windows, blocks_of, recv, send
+from ..schedule import Recv, Round, Schedule, Send, Window, recv, send
 from . import allgather, scatter
-from .compose import downward, embed, in_time
+from .compose import downward, embed, in_time, only_new
 from .patterns import (
     ceil_log2,
     circulant_receive_row,
     circulant_skips,
-    circular_windows,
     floor_log2,
     powers,
     rotated,
@@ -52,7 +51,9 @@ def power_of_two(size: int, params: Params) -> str | None:
 def linear(rank: int, size: int, *, root: int = 0) -> Schedule:
     """The root sends the vector to every rank, all at once.
 
-    Works for any P. Rounds: 1, with P−1 messages at the root. Bytes per rank: (P−1)·n at the root.
+    Works for any P.
+    Rounds: 1, with P−1 messages at the root.
+    Bytes per rank: (P−1)·n at the root.
     Reference: none; the definition, taken literally.
     """
     if rank != root:
@@ -65,7 +66,9 @@ def linear(rank: int, size: int, *, root: int = 0) -> Schedule:
 def binomial(rank: int, size: int, *, root: int = 0) -> Schedule:
     """Every rank that has the vector sends it to one more in every round.
 
-    Works for any P. Rounds: ⌈log2 P⌉. Bytes per rank: ⌈log2 P⌉·n at the root.
+    Works for any P.
+    Rounds: ⌈log2 P⌉.
+    Bytes per rank: ⌈log2 P⌉·n at the root.
     Reference: Thakur, Rabenseifner, Gropp, Int. J. High Perform. Comput. Appl., 2005.
     """
     # In round ⌈log2 P⌉-1-t the vector comes over bit t; the largest subtrees are served first.
@@ -81,8 +84,9 @@ def binomial(rank: int, size: int, *, root: int = 0) -> Schedule:
 def k_nomial(rank: int, size: int, *, k: int = 4, root: int = 0) -> Schedule:
     """Every rank that has the vector sends it to k−1 more in every round.
 
-    Works for any P. Rounds: ⌈log_k P⌉, with k−1 messages each. Bytes per rank: (k−1)⌈log_k P⌉·n at the
-    root.
+    Works for any P.
+    Rounds: ⌈log_k P⌉, with k−1 messages each.
+    Bytes per rank: (k−1)⌈log_k P⌉·n at the root.
     Reference: Wilkins et al., IEEE CLUSTER, 2023.
     """
     virtual = (rank - root) % size
@@ -101,7 +105,9 @@ def k_nomial(rank: int, size: int, *, k: int = 4, root: int = 0) -> Schedule:
 def bine_tree(rank: int, size: int, *, root: int = 0) -> Schedule:
     """A binomial tree over negabinary digits, whose edges are a third shorter.
 
-    Works for powers of two. Rounds: log2 P. Bytes per rank: log2 P·n at the root.
+    Works for powers of two.
+    Rounds: log2 P.
+    Bytes per rank: log2 P·n at the root.
     Reference: De Sensi et al., SC, 2025.
     """
     virtual = (rank - root) % size
@@ -121,7 +127,9 @@ def bine_tree(rank: int, size: int, *, root: int = 0) -> Schedule:
 def chain(rank: int, size: int, *, segments: int = 1, root: int = 0) -> Schedule:
     """Pass segment after segment along a chain of all ranks.
 
-    Works for any P. Rounds: P−2+S with S segments. Bytes per rank: n.
+    Works for any P.
+    Rounds: P−2+S with S segments.
+    Bytes per rank: n.
     Reference: Pješivac-Grbović et al., Cluster Computing, 2007.
     """
     tree = chain_tree((rank - root) % size, size)
@@ -137,8 +145,10 @@ def chain(rank: int, size: int, *, segments: int = 1, root: int = 0) -> Schedule
 def binary_tree(rank: int, size: int, *, segments: int = 1, root: int = 0) -> Schedule:
     """Pass segment after segment down a complete binary tree.
 
-    Works for any P. Rounds: ⌊log2 P⌋−1+S with S segments, in each of which a rank receives one segment
-    and sends the one before to two children. Bytes per rank: 2n.
+    Works for any P.
+    Rounds: ⌊log2 P⌋−1+S with S segments, in each of which a rank receives one segment and sends the one
+    before to two children.
+    Bytes per rank: 2n.
     Reference: Pješivac-Grbović et al., Cluster Computing, 2007.
     """
     tree = heap_tree((rank - root) % size, size)
@@ -164,8 +174,10 @@ def _hung_from_zero(rank: int, size: int) -> Place:
 def double_binary_tree(rank: int, size: int, *, segments: int = 2, root: int = 0) -> Schedule:
     """Pass even segments down one tree and odd ones down another; no rank sends on in both.
 
-    Works for any P. Rounds: ⌈log2 P⌉−1+⌈S/2⌉ at least, and one more at most, with S segments; in each a
-    rank receives two segments and sends two. Bytes per rank: n, and n/2 more at the root.
+    Works for any P.
+    Rounds: ⌈log2 P⌉−1+⌈S/2⌉ at least, and one more at most, with S segments; in each a rank receives two
+    segments and sends two.
+    Bytes per rank: n, and n/2 more at the root.
     Reference: Sanders, Speck, Träff, Parallel Computing, 2009.
     """
     virtual = (rank - root) % size
@@ -184,8 +196,9 @@ def double_binary_tree(rank: int, size: int, *, segments: int = 2, root: int = 0
 def circulant_pipelined(rank: int, size: int, *, segments: int = 1, root: int = 0) -> Schedule:
     """Every rank sends one segment and receives one in every round, on a circulant graph.
 
-    Works for any P. Rounds: S−1+⌈log2 P⌉ with S segments, which is optimal. Bytes per rank: n(1+(⌈log2
-    P⌉−1)/S).
+    Works for any P.
+    Rounds: S−1+⌈log2 P⌉ with S segments, which is optimal.
+    Bytes per rank: n(1+(⌈log2 P⌉−1)/S).
     Reference: Träff, IEEE CLUSTER, 2022.
     """
     virtual, phase = (rank - root) % size, ceil_log2(size)
@@ -206,42 +219,38 @@ def circulant_pipelined(rank: int, size: int, *, segments: int = 1, root: int = 
             yield Round(sends, recvs)
 
 
-def _new_to_receiver(rounds: Schedule, rank: int, size: int, root: int) -> Schedule:
-    """An all-gather without what its receivers hold since the binomial scatter: the parts of a subtree."""
+def _completed(rounds: Schedule, rank: int, size: int, root: int) -> Schedule:
+    """An all-gather after a binomial scatter, which left every rank with the parts of its subtree."""
 
-    def lacking(receiver: int, windows: Windows) -> Windows:
+    def held(receiver: int, part: int) -> bool:
         virtual = (receiver - root) % size
-        held = min(1 << binomial_bits(virtual, size)[0], size - virtual)
-        new = (b for b in blocks_of(windows, size) if (b - receiver) % size >= held)
-        return circular_windows(new, size)
+        subtree = min(1 << binomial_bits(virtual, size)[0], size - virtual)
+        return (part - receiver) % size < subtree
 
-    for step in rounds:
-        sends = [(m.peer, lacking(m.peer, m.windows)) for m in step.sends]
-        recvs = [(m.peer, lacking(rank, m.windows)) for m in step.recvs]
-        if any(windows for _, windows in sends + recvs):
-            yield Round(
-                tuple(Send(peer, windows) for peer, windows in sends if windows),
-                tuple(Recv(peer, windows) for peer, windows in recvs if windows),
-            )
+    return only_new(rounds, rank, size, held)
 
 
 @algorithm("bcast", blocks=_one_per_rank)
 def scatter_allgather(rank: int, size: int, *, root: int = 0) -> Schedule:
     """Scatter down a binomial tree, then all-gather on a circulant graph what a rank does not have yet.
 
-    Works for any P. Rounds: 2⌈log2 P⌉. Bytes per rank: up to 2(P−1)/P·n at the root.
+    Works for any P.
+    Rounds: 2⌈log2 P⌉.
+    Bytes per rank: up to 2(P−1)/P·n at the root.
     Reference: Barnett, Shuler, van de Geijn, Gupta, Payne, Watts, SHPCC, 1994; Träff, arXiv 2410.14234, 2024.
     """
     yield from scatter.binomial(rank, size, root=root)
-    yield from _new_to_receiver(allgather.circulant(rank, size), rank, size, root)
+    yield from _completed(allgather.circulant(rank, size), rank, size, root)
 
 
 @algorithm("bcast", blocks=_one_per_rank)
 def scatter_allgather_ring(rank: int, size: int, *, root: int = 0) -> Schedule:
     """Scatter down a binomial tree, then all-gather on a ring what a rank does not have yet.
 
-    Works for any P. Rounds: ⌈log2 P⌉+P−1. Bytes per rank: up to 2(P−1)/P·n at the root.
+    Works for any P.
+    Rounds: ⌈log2 P⌉+P−1.
+    Bytes per rank: up to 2(P−1)/P·n at the root.
     Reference: Barnett, Shuler, van de Geijn, Gupta, Payne, Watts, SHPCC, 1994.
     """
     yield from scatter.binomial(rank, size, root=root)
-    yield from _new_to_receiver(allgather.ring(rank, size), rank, size, root)
+    yield from _completed(allgather.ring(rank, size), rank, size, root)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from ..schedule import Recv, Round, Schedule, Send, Side, Window, Windows, blocks_of, merged, recv, send
-from .patterns import fold_index, fold_ranks, side_of
+from .patterns import circular_windows, fold_index, fold_ranks, side_of
 from .trees import Place
 
 
@@ -49,6 +49,23 @@ def mirror(rounds: Iterable[Round], side: Side | None = Side.RIGHT) -> Schedule:
             tuple(Send(m.peer, m.windows) for m in step.recvs),
             tuple(Recv(m.peer, m.windows, side) for m in step.sends),
         )
+
+
+def only_new(rounds: Iterable[Round], rank: int, blocks: int, held: Callable[[int, int], bool]) -> Schedule:
+    """A schedule of copies without those blocks that their receivers have: ``held(receiver, block)``."""
+
+    def new(receiver: int, windows: Windows) -> Windows:
+        lacking = (b for b in blocks_of(windows, blocks) if not held(receiver, b))
+        return circular_windows(lacking, blocks)
+
+    for step in rounds:
+        sends = [(m.peer, new(m.peer, m.windows)) for m in step.sends]
+        recvs = [(m.peer, new(rank, m.windows)) for m in step.recvs]
+        if any(windows for _, windows in sends + recvs):
+            yield Round(
+                tuple(Send(peer, windows) for peer, windows in sends if windows),
+                tuple(Recv(peer, windows) for peer, windows in recvs if windows),
+            )
 
 
 def folded(

@@ -16,7 +16,9 @@ def _one_per_rank(size: int, params: Params) -> int:
 def binomial(rank: int, size: int, *, root: int = 0) -> Schedule:
     """Double what is held in every round, up a binomial tree: the binomial scatter run backwards.
 
-    Works for any P. Rounds: ⌈log2 P⌉. Bytes per rank: up to half of n; the root receives (P−1)/P·n.
+    Works for any P.
+    Rounds: ⌈log2 P⌉.
+    Bytes per rank: up to half of n; the root receives (P−1)/P·n.
     Reference: Thakur, Rabenseifner, Gropp, Int. J. High Perform. Comput. Appl., 2005.
     """
     return mirror(scatter.binomial(rank, size, root=root), side=None)
@@ -26,8 +28,9 @@ def binomial(rank: int, size: int, *, root: int = 0) -> Schedule:
 def linear(rank: int, size: int, *, root: int = 0) -> Schedule:
     """Every rank sends its part to the root, all at once.
 
-    Works for any P. Rounds: 1, with P−1 messages at the root. Bytes per rank: n/P; the root receives
-    (P−1)/P·n.
+    Works for any P.
+    Rounds: 1, with P−1 messages at the root.
+    Bytes per rank: n/P; the root receives (P−1)/P·n.
     Reference: none; the definition, taken literally.
     """
     return mirror(scatter.linear(rank, size, root=root), side=None)

@@ -32,8 +32,10 @@ def _one_per_segment(size: int, params: Params) -> int:
 def linear(rank: int, size: int, *, root: int = 0) -> Schedule:
     """The root takes the vectors of the others one by one.
 
-    Works for any P. Rounds: P−1. Bytes per rank: n; the root receives (P−1)·n. Ordered: the root goes
-    down from its own rank, then up.
+    Works for any P.
+    Rounds: P−1.
+    Bytes per rank: n; the root receives (P−1)·n.
+    Ordered: the root goes down from its own rank, then up.
     Reference: none; the definition, taken literally.
     """
     if rank != root:
@@ -47,8 +49,10 @@ def linear(rank: int, size: int, *, root: int = 0) -> Schedule:
 def binomial(rank: int, size: int, *, root: int = 0) -> Schedule:
     """Half of the ranks that are left hand in their vectors in every round: the broadcast run backwards.
 
-    Works for any P. Rounds: ⌈log2 P⌉. Bytes per rank: n; the root receives ⌈log2 P⌉·n. Not ordered: ranks
-    below the root come after those above it (root 0 is in order).
+    Works for any P.
+    Rounds: ⌈log2 P⌉.
+    Bytes per rank: n; the root receives ⌈log2 P⌉·n.
+    Not ordered: ranks below the root come after those above it (root 0 is in order).
     Reference: Thakur, Rabenseifner, Gropp, Int. J. High Perform. Comput. Appl., 2005.
     """
     return mirror(bcast.binomial(rank, size, root=root))
@@ -58,8 +62,10 @@ def binomial(rank: int, size: int, *, root: int = 0) -> Schedule:
 def k_nomial(rank: int, size: int, *, k: int = 4, root: int = 0) -> Schedule:
     """Of every k ranks that are left, k−1 hand in their vectors in every round.
 
-    Works for any P. Rounds: ⌈log_k P⌉, with k−1 messages each. Bytes per rank: n; the root receives
-    (k−1)⌈log_k P⌉·n. Not ordered: ranks below the root come after those above it (root 0 is in order).
+    Works for any P.
+    Rounds: ⌈log_k P⌉, with k−1 messages each.
+    Bytes per rank: n; the root receives (k−1)⌈log_k P⌉·n.
+    Not ordered: ranks below the root come after those above it (root 0 is in order).
     Reference: Wilkins et al., IEEE CLUSTER, 2023.
     """
     return mirror(bcast.k_nomial(rank, size, k=k, root=root))
@@ -69,8 +75,10 @@ def k_nomial(rank: int, size: int, *, k: int = 4, root: int = 0) -> Schedule:
 def bine_tree(rank: int, size: int, *, root: int = 0) -> Schedule:
     """A binomial tree over negabinary digits, whose edges are a third shorter: the broadcast run backwards.
 
-    Works for powers of two. Rounds: log2 P. Bytes per rank: n; the root receives log2 P·n. Not ordered:
-    children lie on both sides.
+    Works for powers of two.
+    Rounds: log2 P.
+    Bytes per rank: n; the root receives log2 P·n.
+    Not ordered: children lie on both sides.
     Reference: De Sensi et al., SC, 2025.
     """
     return mirror(bcast.bine_tree(rank, size, root=root))
@@ -85,8 +93,10 @@ def bine_tree(rank: int, size: int, *, root: int = 0) -> Schedule:
 def chain(rank: int, size: int, *, segments: int = 1, root: int = 0) -> Schedule:
     """Combine segment after segment along a chain of all ranks: the broadcast run backwards.
 
-    Works for any P. Rounds: P−2+S with S segments. Bytes per rank: n. Not ordered: ranks below the root
-    come after those above it (root 0 is in order).
+    Works for any P.
+    Rounds: P−2+S with S segments.
+    Bytes per rank: n.
+    Not ordered: ranks below the root come after those above it (root 0 is in order).
     Reference: Pješivac-Grbović et al., Cluster Computing, 2007.
     """
     return mirror(bcast.chain(rank, size, segments=segments, root=root))
@@ -102,9 +112,11 @@ def chain(rank: int, size: int, *, segments: int = 1, root: int = 0) -> Schedule
 def binary_tree(rank: int, size: int, *, segments: int = 1, root: int = 0) -> Schedule:
     """Combine segment after segment up a binary search tree with the given root.
 
-    Works for any P. Rounds: ⌊log2 max(root, P−1−root)⌋+S with S segments, in each of which a rank
-    receives two and sends one. Bytes per rank: n; an inner rank receives 2n. Ordered: every subtree is a
-    run of ranks.
+    Works for any P.
+    Rounds: ⌊log2 max(root, P−1−root)⌋+S with S segments, in each of which a rank receives two and sends
+    one.
+    Bytes per rank: n; an inner rank receives 2n.
+    Ordered: every subtree is a run of ranks.
     Reference: Pješivac-Grbović et al., Cluster Computing, 2007 (pipelined trees).
     """
     return in_time(upward(rank, search_tree(rank, size, root), range(segments)))
@@ -132,9 +144,11 @@ def _delivered(rank: int, holder: int, root: int, segments: Sequence[int]) -> li
 def double_binary_tree(rank: int, size: int, *, segments: int = 2, root: int = 0) -> Schedule:
     """Combine even segments up one tree and odd ones up another; no rank is an inner node of both.
 
-    Works for any P. Rounds: at most ⌈log2 P⌉+⌈S/2⌉ with S segments, in each of which a rank receives two
-    segments and sends two. Bytes per rank: n, and n/2 more where a tree's root is not the root. Ordered:
-    every subtree of both is a run of ranks.
+    Works for any P.
+    Rounds: at most ⌈log2 P⌉+⌈S/2⌉ with S segments, in each of which a rank receives two segments and sends
+    two.
+    Bytes per rank: n, and n/2 more where a tree's root is not the root.
+    Ordered: every subtree of both is a run of ranks.
     Reference: Sanders, Speck, Träff, Parallel Computing, 2009.
     """
     even, odd = range(0, segments, 2), range(1, segments, 2)
@@ -157,8 +171,10 @@ def double_binary_tree(rank: int, size: int, *, segments: int = 2, root: int = 0
 def circulant_pipelined(rank: int, size: int, *, segments: int = 1, root: int = 0) -> Schedule:
     """Every rank sends one segment and receives one in every round: the broadcast run backwards.
 
-    Works for any P. Rounds: S−1+⌈log2 P⌉ with S segments. Bytes per rank: n; the root receives n(1+(⌈log2
-    P⌉−1)/S). Not ordered: every segment has a tree of its own.
+    Works for any P.
+    Rounds: S−1+⌈log2 P⌉ with S segments.
+    Bytes per rank: n; the root receives n(1+(⌈log2 P⌉−1)/S).
+    Not ordered: every segment has a tree of its own.
     Reference: Träff, IEEE CLUSTER, 2022.
     """
     return mirror(bcast.circulant_pipelined(rank, size, segments=segments, root=root))
@@ -168,8 +184,10 @@ def circulant_pipelined(rank: int, size: int, *, segments: int = 1, root: int = 
 def circulant(rank: int, size: int, *, root: int = 0) -> Schedule:
     """Reduce-scatter on a circulant graph, then gather up a binomial tree.
 
-    Works for any P. Rounds: 2⌈log2 P⌉. Bytes per rank: up to 3/2·n; combined: (P−1)/P·n. Not ordered:
-    contributions arrive in rotated order.
+    Works for any P.
+    Rounds: 2⌈log2 P⌉.
+    Bytes per rank: up to 3/2·n; combined: (P−1)/P·n.
+    Not ordered: contributions arrive in rotated order.
     Reference: Träff, arXiv 2410.14234, 2024.
     """
     yield from reduce_scatter.circulant(rank, size)
@@ -180,8 +198,10 @@ def circulant(rank: int, size: int, *, root: int = 0) -> Schedule:
 def rabenseifner(rank: int, size: int, *, root: int = 0) -> Schedule:
     """Reduce-scatter by recursive halving, the nearest first, then gather along the same edges.
 
-    Works for any P; others than powers of two are folded. Rounds: 2log2 P (+1). Bytes per rank: up to 2n
-    (+n); combined: (P−1)/P·n (+n). Ordered: only neighbouring runs of ranks are combined.
+    Works for any P; others than powers of two are folded.
+    Rounds: 2log2 P (+1).
+    Bytes per rank: up to 2n (+n); combined: (P−1)/P·n (+n).
+    Ordered: only neighbouring runs of ranks are combined.
     Reference: Rabenseifner, ICCS, 2004.
     """
     bits = floor_log2(size)

@@ -33,8 +33,10 @@ def even_size(size: int, params: Params) -> str | None:
 def ring(rank: int, size: int) -> Schedule:
     """Every part travels once around a ring of all ranks and collects a contribution at each.
 
-    Works for any P. Rounds: P−1. Bytes per rank: (P−1)/P·n. Not ordered: block b is combined in the
-    rotated order b+1, b+2, …, b.
+    Works for any P.
+    Rounds: P−1.
+    Bytes per rank: (P−1)/P·n.
+    Not ordered: block b is combined in the rotated order b+1, b+2, …, b.
     Reference: Patarasuk, Yuan, J. Parallel Distrib. Comput., 2009.
     """
     right, left = (rank + 1) % size, (rank - 1) % size
@@ -49,8 +51,10 @@ def ring(rank: int, size: int) -> Schedule:
 def pairwise(rank: int, size: int) -> Schedule:
     """Every rank sends each part straight to its owner, one partner after the other.
 
-    Works for any P. Rounds: P−1. Bytes per rank: (P−1)/P·n. Not ordered: rank r combines in the order r,
-    r−1, r−2, ….
+    Works for any P.
+    Rounds: P−1.
+    Bytes per rank: (P−1)/P·n.
+    Not ordered: rank r combines in the order r, r−1, r−2, ….
     Reference: Thakur, Rabenseifner, Gropp, Int. J. High Perform. Comput. Appl., 2005.
     """
     for t in range(1, size):
@@ -63,7 +67,9 @@ def pairwise(rank: int, size: int) -> Schedule:
 def linear(rank: int, size: int) -> Schedule:
     """Every rank sends each part straight to its owner, all at once.
 
-    Works for any P. Rounds: 1, with P−1 messages; scratch for P−1 parts. Bytes per rank: (P−1)/P·n.
+    Works for any P.
+    Rounds: 1, with P−1 messages; scratch for P−1 parts.
+    Bytes per rank: (P−1)/P·n.
     Ordered: an owner combines the parts in rank order.
     Reference: none; the definition, taken literally.
     """
@@ -79,8 +85,10 @@ def linear(rank: int, size: int) -> Schedule:
 def circulant(rank: int, size: int) -> Schedule:
     """Halve the number of parts that still matter in every round, on a circulant graph.
 
-    Works for any P. Rounds: ⌈log2 P⌉. Bytes per rank: (P−1)/P·n; both are optimal for every P. Not
-    ordered: contributions arrive in rotated order.
+    Works for any P.
+    Rounds: ⌈log2 P⌉.
+    Bytes per rank: (P−1)/P·n; both are optimal for every P.
+    Not ordered: contributions arrive in rotated order.
     Reference: Träff, arXiv 2410.14234, 2024.
     """
     skips = circulant_skips(size)
@@ -141,8 +149,10 @@ def parts_of_proxies(size: int, base: int) -> list[Windows]:
 def recursive_halving(rank: int, size: int) -> Schedule:
     """Exchange half of what still matters with a partner, the farthest first.
 
-    Works for any P; others than powers of two are folded. Rounds: log2 P (+2). Bytes per rank: (P−1)/P·n
-    (folded: up to n more for an extra). Not ordered: the farthest partner comes first.
+    Works for any P; others than powers of two are folded.
+    Rounds: log2 P (+2).
+    Bytes per rank: (P−1)/P·n (folded: up to n more for an extra).
+    Not ordered: the farthest partner comes first.
     Reference: Thakur, Rabenseifner, Gropp, Int. J. High Perform. Comput. Appl., 2005.
     """
     base = 1 << floor_log2(size)
@@ -161,10 +171,11 @@ def recursive_halving(rank: int, size: int) -> Schedule:
 def recursive_halving_near(rank: int, size: int) -> Schedule:
     """Exchange half of what still matters with a partner, the nearest first.
 
-    Works for any P; others than powers of two are folded. Rounds: log2 P (+2). Bytes per rank: (P−1)/P·n
-    (folded: up to n more for an extra), in messages of scattered blocks. Ordered: only neighbouring runs
-    of ranks are combined.
-    Reference: Bernaschi, Iannello, Lauria, J. Syst. Archit., 2003.
+    Works for any P; others than powers of two are folded.
+    Rounds: log2 P (+2).
+    Bytes per rank: (P−1)/P·n (folded: up to n more for an extra), in messages of scattered blocks.
+    Ordered: only neighbouring runs of ranks are combined.
+    Reference: Träff, EuroPVM/MPI, 2005.
     """
     base = 1 << floor_log2(size)
     parts, factors = parts_of_proxies(size, base), [2] * floor_log2(size)
@@ -183,8 +194,10 @@ def recursive_halving_near(rank: int, size: int) -> Schedule:
 def recursive_doubling(rank: int, size: int) -> Schedule:
     """Exchange everything with a partner, at double the distance in every round.
 
-    Works for any P; others than powers of two are folded. Rounds: log2 P (+2). Bytes per rank: log2 P·n
-    (folded: up to n more). Ordered: only neighbouring runs of ranks are combined.
+    Works for any P; others than powers of two are folded.
+    Rounds: log2 P (+2).
+    Bytes per rank: log2 P·n (folded: up to n more).
+    Ordered: only neighbouring runs of ranks are combined.
     Reference: Thakur, Rabenseifner, Gropp, Int. J. High Perform. Comput. Appl., 2005.
     """
     factors = base_factors(size, 2)
@@ -233,8 +246,10 @@ def _swinging(rank: int, size: int, far_first: bool) -> Schedule:
 def swing(rank: int, size: int) -> Schedule:
     """Exchange with partners that swing to and fro at short distances, the nearest first.
 
-    Works for even P, and P = 1. Rounds: ⌈log2 P⌉. Bytes per rank: (P−1)/P·n, in messages of scattered
-    blocks; most of them travel short distances. Not ordered: partners lie on both sides.
+    Works for even P, and P = 1.
+    Rounds: ⌈log2 P⌉.
+    Bytes per rank: (P−1)/P·n, in messages of scattered blocks; most of them travel short distances.
+    Not ordered: partners lie on both sides.
     Reference: De Sensi, Bonato, Saam, Hoefler, NSDI, 2024.
     """
     return _swinging(rank, size, far_first=False)
@@ -244,8 +259,10 @@ def swing(rank: int, size: int) -> Schedule:
 def bine(rank: int, size: int) -> Schedule:
     """Exchange with the partners of Swing, the farthest first.
 
-    Works for even P, and P = 1. Rounds: ⌈log2 P⌉. Bytes per rank: (P−1)/P·n; if P is a power of two,
-    every message is one circular window. Not ordered: partners lie on both sides.
+    Works for even P, and P = 1.
+    Rounds: ⌈log2 P⌉.
+    Bytes per rank: (P−1)/P·n; if P is a power of two, every message is one circular window.
+    Not ordered: partners lie on both sides.
     Reference: De Sensi et al., SC, 2025.
     """
     return _swinging(rank, size, far_first=True)

@@ -15,7 +15,9 @@ def _one_per_rank(size: int, params: Params) -> int:
 def binomial(rank: int, size: int, *, root: int = 0) -> Schedule:
     """Hand the parts of half of the ranks on in every round, down a binomial tree.
 
-    Works for any P. Rounds: ⌈log2 P⌉. Bytes per rank: (P−1)/P·n at the root.
+    Works for any P.
+    Rounds: ⌈log2 P⌉.
+    Bytes per rank: (P−1)/P·n at the root.
     Reference: Thakur, Rabenseifner, Gropp, Int. J. High Perform. Comput. Appl., 2005.
     """
     virtual = (rank - root) % size
@@ -32,7 +34,9 @@ def binomial(rank: int, size: int, *, root: int = 0) -> Schedule:
 def linear(rank: int, size: int, *, root: int = 0) -> Schedule:
     """The root sends every rank its part, all at once.
 
-    Works for any P. Rounds: 1, with P−1 messages at the root. Bytes per rank: (P−1)/P·n at the root.
+    Works for any P.
+    Rounds: 1, with P−1 messages at the root.
+    Bytes per rank: (P−1)/P·n at the root.
     Reference: none; the definition, taken literally.
     """
     if rank != root:
