@@ -1,9 +1,10 @@
 """User buffers: from mpi4py's buffer specifications to an address, a count and a datatype.
 
-Accepted, as in mpi4py: ``buf``, ``[buf]``, ``[buf, datatype]``, ``[buf, count]``,
-``[buf, count, datatype]`` and ``[buf, (count, displacement), datatype]``, where `buf` is anything with
-the buffer protocol, `datatype` an `MPI.Datatype` or its type code, and counts and displacements are in
-elements. Everything that can be wrong with a buffer is found here, before any message is sent.
+Accepted, as in mpi4py: ``buf``, ``[buf, datatype]``, ``[buf, count]``, ``[buf, count, datatype]``,
+``[buf, (count, displacement), datatype]`` and ``[buf, count, displacement, datatype]``, where `buf` is
+anything with the buffer protocol, `datatype` an `MPI.Datatype` or its type code, and counts and
+displacements are in elements. Everything that can be wrong with a buffer is found here, before any
+message is sent.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -95,23 +98,100 @@ def parse(spec: Any, role: str, *, writable: bool) -> Buffer:
     return Buffer(address, count, datatype, extent, dtype, data)
 
 
+def parse_parts(
+    spec: Any, role: str, size: int, *, writable: bool, vector: bool
+) -> tuple[Buffer, list[int], list[int]]:
+    """Read a specification of one part per rank: the buffer, the parts' counts and displacements.
+
+    Without `vector`, a count is that of one part, and without a count the buffer is cut in `size` equal
+    parts. With `vector`, as in mpi4py, counts and displacements are sequences of `size` integers, or one
+    integer for all; without displacements the parts lie one after the other.
+    """
+    if not vector:
+        data, count, displacement, datatype = _split(spec, role)
+        if count is not None:
+            whole = parse([data, (count * size, displacement), datatype], role, writable=writable)
+        else:
+            whole = parse(spec, role, writable=writable)
+            if whole.count % size:
+                raise ArgumentError(f"{role}: {whole.count} elements cannot be cut in {size} equal parts")
+            count = whole.count // size
+        return whole, [count] * size, [count * part for part in range(size)]
+    data, counts, displacements, datatype = _split_vector(spec, role)
+    whole = parse([data, datatype] if datatype is not None else data, role, writable=writable)
+    if counts is None:
+        base, longer = divmod(whole.count, size)
+        counts = [base + (part < longer) for part in range(size)]
+    counts = _integers(counts, [counts] * size, size, f"{role}: counts")
+    if displacements is None:
+        displacements = list(accumulate(counts, initial=0))[:-1]
+    strides = [displacements * part for part in range(size)] if isinstance(displacements, int) else []
+    displacements = _integers(displacements, strides, size, f"{role}: displacements")
+    for part, (count, at) in enumerate(zip(counts, displacements, strict=True)):
+        if count < 0 or (count and not 0 <= at <= whole.count - count):
+            raise ArgumentError(
+                f"{role}: part {part} ({count} elements at {at}) is outside the buffer's {whole.count}"
+            )
+    if writable:
+        _disjoint(counts, displacements, role)
+    return whole, counts, displacements
+
+
+def _disjoint(counts: Sequence[int], displacements: Sequence[int], role: str) -> None:
+    end = 0
+    for at, count in sorted((at, count) for at, count in zip(displacements, counts, strict=True) if count):
+        if at < end:
+            raise ArgumentError(f"{role}: parts overlap at element {at}")
+        end = at + count
+
+
+def _integers(values: Any, repeated: list[Any], size: int, what: str) -> list[int]:
+    try:
+        result = [index(v) for v in (repeated if not hasattr(values, "__len__") else values)]
+    except TypeError as error:
+        raise ArgumentError(f"{what}: expected integers, got {values!r}") from error
+    if len(result) != size:
+        raise ArgumentError(f"{what}: expected {size} integers, got {len(result)}")
+    return result
+
+
+def _split_vector(spec: Any, role: str) -> tuple[Any, Any, Any, Any]:
+    """(data, counts, displacements, datatype) of a specification with one part per rank."""
+    if not isinstance(spec, list | tuple):
+        return spec, None, None, None
+    if not 2 <= len(spec) <= 4:
+        raise ArgumentError(f"{role}: a buffer specification has 2 to 4 items, not {len(spec)}")
+    if len(spec) == 4:
+        return tuple(spec)
+    counts: Any = spec[1]
+    datatype = spec[2] if len(spec) == 3 else None
+    if len(spec) == 2 and isinstance(counts, MPI.Datatype | str):
+        counts, datatype = None, counts
+    displacements = None
+    if isinstance(counts, tuple):
+        if len(counts) != 2:
+            raise ArgumentError(f"{role}: expected (counts, displacements), got {counts!r}")
+        counts, displacements = counts
+    return spec[0], counts, displacements, datatype
+
+
 def _split(spec: Any, role: str) -> tuple[Any, int | None, int, MPI.Datatype | None]:
     """(data, count, displacement, datatype) of a specification."""
     if not isinstance(spec, list | tuple):
         return spec, None, 0, None
     count: Any = None
     datatype: Any = None
-    rest: Sequence[Any] = spec[1:]
-    if not 1 <= len(spec) <= 3:
-        raise ArgumentError(f"{role}: a buffer specification has 1 to 3 items, not {len(spec)}")
-    if len(rest) == 2:
-        count, datatype = rest
-    elif len(rest) == 1:
-        if isinstance(rest[0], MPI.Datatype | str):
-            datatype = rest[0]
-        else:
-            count = rest[0]
-    displacement = 0
+    displacement: Any = 0
+    if not 2 <= len(spec) <= 4:
+        raise ArgumentError(f"{role}: a buffer specification has 2 to 4 items, not {len(spec)}")
+    if len(spec) == 4:
+        count, displacement, datatype = spec[1:]
+    elif len(spec) == 3:
+        count, datatype = spec[1:]
+    elif isinstance(spec[1], MPI.Datatype | str):
+        datatype = spec[1]
+    else:
+        count = spec[1]
     if isinstance(count, list | tuple):
         if len(count) != 2:
             raise ArgumentError(f"{role}: expected (count, displacement), got {count!r}")
@@ -124,9 +204,9 @@ def _split(spec: Any, role: str) -> tuple[Any, int | None, int, MPI.Datatype | N
     if datatype is not None and not isinstance(datatype, MPI.Datatype):
         raise ArgumentError(f"{role}: expected an MPI datatype, got {datatype!r}")
     try:
-        return spec[0], None if count is None else int(count), int(displacement), datatype
-    except (TypeError, ValueError) as error:
-        raise ArgumentError(f"{role}: count {count!r} is not an integer") from error
+        return spec[0], None if count is None else index(count), index(displacement or 0), datatype
+    except TypeError as error:
+        raise ArgumentError(f"{role}: count {count!r} or displacement is not an integer") from error
 
 
 def _memory(data: Any, role: str, *, writable: bool) -> tuple[int, int, np.dtype[Any] | None]:

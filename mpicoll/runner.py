@@ -321,6 +321,7 @@ class PythonEngine:
         self.actions = [self._action(step, operation) for step in watch.program.steps]
 
     def __call__(self) -> None:
+        """Run to the end."""
         self.advance(True)
 
     def advance(self, blocking: bool) -> bool:

@@ -1,11 +1,13 @@
 """Which algorithm `algorithm="auto"` means, and how many channels a plan gets by default.
 
-Chosen from values that are equal on all ranks: collective, number of ranks, message size, order.
+Chosen from values that are equal on all ranks: collective, number of ranks, message size, order. Only
+algorithms that serve every number of ranks are candidates.
 """
 
 from __future__ import annotations
 
 from .algorithms.patterns import ceil_log2
+from .errors import ArgumentError
 
 STRIPE_BYTES = 512 << 10  # a channel's landing area should stay in a core's second-level cache
 MOST_CHANNELS = 256
@@ -14,28 +16,78 @@ DEPTH = 2
 # Typical of shared memory and of a good network alike; the tuning file of a real measurement replaces it.
 ALPHA, BETA, GAMMA = 1.5e-6, 1e-10, 0.5e-10  # [s], [s/B], [s/B]
 
+_ORDERED = {
+    "allreduce": "recursive_doubling",
+    "reduce": "binary_tree",
+    "reduce_scatter": "recursive_doubling",
+}
+_FOR_LATENCY = {
+    "bcast": "binomial",
+    "reduce": "binomial",
+    "allgather": "circulant",
+    "reduce_scatter": "circulant",
+    "alltoall": "bruck",
+    "gather": "binomial",
+    "scatter": "binomial",
+    "barrier": "dissemination",
+}
+_FOR_BANDWIDTH = {
+    **_FOR_LATENCY,
+    "bcast": "scatter_allgather",
+    "reduce": "circulant",
+    "alltoall": "linear",
+}
 
-def choose_allreduce(size: int, nbytes: int, *, ordered: bool) -> str:
-    """All-reduce algorithm with the least α·rounds + β·bytes + γ·bytes reduced (flat machine).
 
-    Only algorithms that work for every size are candidates; ring costs what circulant costs at two
-    ranks and is never cheaper in this model, but its messages are whole blocks.
+def choose(collective: str, size: int, nbytes: int, *, ordered: bool = False, direct: bool = False) -> str:
+    """The algorithm for a message of `nbytes` on `size` ranks.
+
+    `ordered`: operands must be combined in rank order; `direct`: parts must not be forwarded.
     """
     if ordered:
-        return "recursive_doubling"
+        return _ORDERED[collective]
+    if direct:
+        return "linear"
+    if collective == "allreduce":
+        return _allreduce(size, nbytes)
+    if collective not in _FOR_LATENCY:
+        raise ArgumentError(f"no automatic choice for {collective!r}")
+    small = size == 2 or nbytes < _latency_limit(collective, size)
+    return (_FOR_LATENCY if small else _FOR_BANDWIDTH)[collective]
+
+
+def _allreduce(size: int, nbytes: int) -> str:
+    """Least α·rounds + β·bytes + γ·bytes reduced on a flat machine, of doubling and halving vectors.
+
+    At two and three ranks the ring has the rounds of the circulant algorithm and simpler messages.
+    """
     rounds, share = ceil_log2(size), (size - 1) / size
     fold = size & (size - 1) != 0
-    doubling = (rounds + fold) * ALPHA + (rounds + fold) * nbytes * (BETA + GAMMA)
+    doubling = (rounds + fold) * (ALPHA + nbytes * (BETA + GAMMA))
     halving = 2 * rounds * ALPHA + 2 * share * nbytes * BETA + share * nbytes * GAMMA
     if doubling <= halving:
         return "recursive_doubling"
     return "ring" if size <= 3 else "circulant"
 
 
-def default_channels(nbytes: int, size: int, rounds: int) -> tuple[int, int]:
-    """(channels, depth) for a message of `nbytes`: stripes of about STRIPE_BYTES per rank's share."""
-    share = nbytes // max(size, 1)
-    channels = max(1, min(MOST_CHANNELS, share // STRIPE_BYTES))
-    # Every channel repeats the schedule: no more messages than about ten thousand in one program.
-    channels = max(1, min(channels, 10_000 // max(rounds, 1)))
+def _latency_limit(collective: str, size: int) -> float:
+    """Message size [B] up to which the algorithm with the fewest rounds is the cheaper one.
+
+    All-to-all (bytes per pair): Bruck sends log2(P)/2 times as much in log2 P instead of P-1 messages.
+    Trees send the vector log2 P times in log2 P rounds; their rivals twice, in 2 log2 P rounds.
+    """
+    rounds = ceil_log2(size)
+    if collective == "alltoall":
+        saved, more = size - 1 - rounds, size * rounds / 2 - (size - 1)
+        return ALPHA * saved / (BETA * more) if more > 0 else float("inf")
+    return ALPHA * rounds / (BETA * (rounds - 2)) if rounds > 2 else 512 << 10
+
+
+def default_channels(collective: str, nbytes: int, size: int) -> tuple[int, int]:
+    """(channels, depth): stripes of about STRIPE_BYTES of a rank's share for large reductions."""
+    if collective not in ("allreduce", "reduce_scatter", "reduce"):
+        return 1, 1
+    channels = max(1, min(MOST_CHANNELS, nbytes // max(size, 1) // STRIPE_BYTES))
+    # Every channel repeats the schedule: no more than some ten thousand messages in one program.
+    channels = max(1, min(channels, 5_000 // max(size, 1)))
     return channels, min(DEPTH, channels)

@@ -1,0 +1,321 @@
+"""From calls to plans: agreement of all ranks, choice of algorithm, compilation, caching.
+
+One `Planner` serves one communicator. It owns a duplicate of it, on which all of mpicoll's messages
+travel, so that they never meet the user's.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from .agree import Agreement
+from .calls import Call
+from .errors import ArgumentError, Unsupported
+from .ops import name_of
+from .plan import compile_program
+from .registry import Algorithm, Params, get
+from .registry import algorithms as registered
+from .runner import Environment, Plan, check_engine, native_status
+from .schedule import blocks_of
+from .select import choose, default_channels
+from .topology import node_map
+
+PLAN_CACHE = 128  # plans kept per communicator; each holds scratch and requests
+TAGS_PER_PLAN = 16  # the deepest channel rotation
+Maker = Callable[..., Call]
+
+
+@dataclass(slots=True)
+class Chosen:
+    """How a call will be carried out; equal on all ranks."""
+
+    algorithm: Algorithm
+    params: Params
+    engine: str
+    channels: int
+    depth: int
+
+
+@dataclass(slots=True)
+class _Known:
+    """A call whose very arguments were used before: arrays that are still what they were."""
+
+    run: Callable[[], None]
+    sizes: tuple[int, int]
+    dtypes: tuple[Any, Any]
+    references: tuple[Any, Any]  # weak references to the arrays: while they live, their ids are theirs
+    op: Any
+
+
+class Planner:
+    """Makes and keeps the plans of one communicator. Construction is collective."""
+
+    def __init__(self, comm: MPI.Intracomm, engine: str | None) -> None:
+        self.comm = comm.Dup()
+        self.rank, self.size = comm.rank, comm.size
+        self.nodes = node_map(self.comm)
+        mine = self.nodes.count(self.nodes[self.rank])
+        polite = mine > len(os.sched_getaffinity(0))
+        top = self.comm.Get_attr(MPI.TAG_UB)
+        self.tag_top = 32767 if top is None else int(top)
+        self.agreement = Agreement(self.comm, self.tag_top, polite)
+        timeout = os.environ.get("MPICOLL_TIMEOUT")
+        self.environment = Environment(
+            self.comm,
+            polite,
+            self.agreement.listen,
+            sync_sends=bool(os.environ.get("MPICOLL_SYNC_SENDS")),
+            trace=bool(os.environ.get("MPICOLL_TRACE")),
+            timeout=float(timeout) if timeout else None,
+        )
+        self.engine = self._agree_on_engine(engine)
+        self.check_always = bool(os.environ.get("MPICOLL_CHECK"))
+        self.plans: OrderedDict[Hashable, Plan] = OrderedDict()
+        self.known: dict[Hashable, _Known] = {}
+        self.sequence = 0
+
+    def _agree_on_engine(self, engine: str | None) -> str:
+        chosen, error = "", None
+        try:
+            chosen = check_engine("python" if self.environment.trace and engine is None else engine)
+        except ArgumentError as caught:
+            error = caught
+        # A rank without the extension makes all use the reference engine: results must not differ.
+        everywhere = self.comm.allreduce(native_status()[0], MPI.MIN)
+        if chosen == "native" and not everywhere and not (engine or os.environ.get("MPICOLL_ENGINE")):
+            chosen = "python"
+        self.agreement.settle(("engine", chosen), error)
+        return chosen
+
+    # -- calls -----------------------------------------------------------------------------------
+
+    def run(
+        self, make: Maker, buffers: tuple[Any, Any], others: tuple[Any, ...], options: Mapping[str, Any]
+    ) -> None:
+        """A blocking call: run its plan, found by the identity of its arguments if possible."""
+        send, recv = buffers
+        # The key of the shortest way: arrays by identity, everything else by value.
+        key: Hashable = (
+            make,
+            id(send),
+            id(recv),
+            *(o.handle if isinstance(o, MPI.Op) else o for o in others),
+            *sorted(options.items()),
+        )
+        try:
+            known = self.known.get(key)
+        except TypeError:  # something that cannot be hashed, such as a list of counts
+            self._cached(make, (*buffers, *others), options).run()
+            return
+        if (
+            known is not None
+            and getattr(send, "nbytes", 0) == known.sizes[0]
+            and getattr(recv, "nbytes", 0) == known.sizes[1]
+            and getattr(send, "dtype", None) is known.dtypes[0]
+            and getattr(recv, "dtype", None) is known.dtypes[1]
+            and self.agreement.revoked is None
+            and not self.check_always
+        ):
+            known.run()
+            return
+        plan = self._cached(make, (*buffers, *others), options)
+        self._remember(key, buffers, others, plan)
+        plan.run()
+
+    def _remember(self, key: Hashable, buffers: tuple[Any, Any], others: Any, plan: Plan) -> None:
+        """Note the arguments of a call if they are arrays (or none), whose identity can be trusted."""
+        if not all(b is None or b is MPI.IN_PLACE or type(b) is np.ndarray for b in buffers):
+            return
+        if len(self.known) >= 4 * PLAN_CACHE:
+            self.known.clear()
+
+        def forget(_: Any) -> None:
+            self.known.pop(key, None)
+
+        arrays = [b if type(b) is np.ndarray else None for b in buffers]
+        self.known[key] = _Known(
+            plan.run,
+            (getattr(buffers[0], "nbytes", 0), getattr(buffers[1], "nbytes", 0)),
+            (getattr(buffers[0], "dtype", None), getattr(buffers[1], "dtype", None)),
+            tuple(weakref.ref(a, forget) if a is not None else None for a in arrays),  # type: ignore[arg-type]
+            [o for o in others if isinstance(o, MPI.Op)],
+        )
+
+    def persistent(self, make: Maker, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> Plan:
+        """The plan of a persistent call. All ranks make these in the same order: so tags agree."""
+        call, chosen, _ = self._prepare(make, arguments, options, always=True)
+        # Tag block 0 belongs to blocking calls; the topmost tags to notices of failure.
+        places = (self.tag_top - 2) // TAGS_PER_PLAN - 1
+        plan = self._build(call, chosen, tag=TAGS_PER_PLAN * (1 + self.sequence % places))
+        self.sequence += 1
+        return plan
+
+    def _cached(self, make: Maker, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> Plan:
+        """The plan of a blocking call, from the cache if this memory was used like this before."""
+        call, chosen, signature = self._prepare(make, arguments, options, always=self.check_always)
+        send, recv, operation = call.send, call.recv, call.operation
+        key = (
+            signature,
+            send and send.address,
+            recv and recv.address,
+            operation and operation.op.handle,
+            call.local,
+        )
+        plan = self.plans.get(key)
+        if plan is not None:
+            self.plans.move_to_end(key)
+            return plan
+        plan = self.plans[key] = self._build(call, chosen, tag=0)
+        if len(self.plans) > PLAN_CACHE:
+            self._drop(self.plans.popitem(last=False)[1])
+        return plan
+
+    def _drop(self, plan: Plan) -> None:
+        for key in [k for k, known in self.known.items() if known.run is plan.run]:
+            del self.known[key]
+        plan.Free()
+
+    def _prepare(
+        self, make: Maker, arguments: tuple[Any, ...], options: Mapping[str, Any], *, always: bool
+    ) -> tuple[Call, Chosen, Hashable]:
+        """Make the call and have all ranks agree on it (always, or if it is of a new kind)."""
+        self.agreement.check()
+        try:
+            call = make(self.comm, *arguments)
+            chosen = self._choose(call, **options)
+            signature = self._signature(call, chosen)
+        except Exception as error:
+            self.agreement.settle(None, error)
+            raise AssertionError("an error was not settled") from error
+        if always or signature not in self.agreement.settled:
+            self.agreement.settle(signature)
+        return call, chosen, signature
+
+    def settle(self, make: Callable[[], Any], what: str) -> Any:
+        """Something that may fail on a rank and must not before a collective step: all or none."""
+        self.agreement.check()
+        result, error = None, None
+        try:
+            result = make()
+        except Exception as caught:
+            error = caught
+        self.agreement.settle((what,), error)
+        return result
+
+    # -- choices ---------------------------------------------------------------------------------
+
+    def _choose(
+        self,
+        call: Call,
+        algorithm: str = "auto",
+        engine: str | None = None,
+        channels: Any = None,
+        depth: Any = None,
+        **params: Any,
+    ) -> Chosen:
+        """Settle algorithm, parameters, engine and channels of a call, from what all ranks know."""
+        ordered = call.operation is not None and not call.operation.commutative
+        if algorithm == "auto":
+            algorithm = choose(
+                call.collective, self.size, call.nbytes, ordered=ordered, direct=call.direct_only
+            )
+        entry = get(call.collective, algorithm)
+        if ordered and not entry.ordered:
+            able = ", ".join(a.name for a in registered(call.collective) if a.ordered) or "none"
+            raise Unsupported(
+                f"{entry} does not combine in rank order, which this non-commutative operation needs; "
+                f"these do: {able}"
+            )
+        if entry.hierarchical and params.get("nodes") is None:
+            params["nodes"] = self.nodes
+        if call.root is not None:
+            params["root"] = call.root
+        resolved = entry.resolve(self.size, params, call.nbytes)
+        if reason := entry.refusal(self.size, resolved):
+            raise Unsupported(f"{entry} with P={self.size}: {reason}")
+        if call.direct_only and not self._is_direct(entry, resolved):
+            raise Unsupported(
+                f"{entry} forwards parts of other ranks, whose lengths this rank does not know; "
+                "use linear or pairwise"
+            )
+        engine = self.engine if engine is None else check_engine(engine)
+        automatic = default_channels(call.collective, call.nbytes, self.size)
+        channels = automatic[0] if channels is None else channels
+        depth = automatic[1] if depth is None else depth
+        for what, value, most in (("channels", channels, 1 << 16), ("depth", depth, TAGS_PER_PLAN)):
+            if not isinstance(value, int) or not 1 <= value <= most:
+                raise ArgumentError(f"{what} must be an integer in 1..{most}, not {value!r}")
+        return Chosen(entry, resolved, engine, channels, min(depth, channels))
+
+    def _is_direct(self, entry: Algorithm, params: Params) -> bool:
+        """Whether every part goes straight from its source to its target."""
+        blocks = entry.blocks(self.size, params)
+        per_part = blocks // entry.collective.parts(self.size)
+        for step in entry.schedule(self.rank, self.size, params):
+            for windows in [m.windows for m in step.sends] + [m.windows for m in step.recvs]:
+                for block in blocks_of(windows, blocks):
+                    if self.rank not in divmod(block // per_part, self.size):
+                        return False
+        return True
+
+    def _signature(self, call: Call, chosen: Chosen) -> Hashable:
+        """What all ranks must agree on."""
+        operation = call.operation
+        return (
+            call.collective,
+            call.shape,
+            (name_of(operation.op), operation.commutative) if operation else (),
+            chosen.algorithm.name,
+            tuple(sorted(chosen.params.items())),
+            (chosen.engine, chosen.channels, chosen.depth),
+        )
+
+    def _build(self, call: Call, chosen: Chosen, tag: int) -> Plan:
+        try:
+            program = compile_program(
+                chosen.algorithm,
+                self.rank,
+                self.size,
+                chosen.params,
+                call.layout,
+                call.extent,
+                channels=chosen.channels,
+                depth=chosen.depth,
+            )
+            facts = {
+                "algorithm": chosen.algorithm.name,
+                "collective": call.collective,
+                "params": chosen.params,
+                "channels": chosen.channels,
+                "depth": chosen.depth,
+            }
+            buffers = call.send, call.recv
+            return Plan(program, self.environment, buffers, call.operation, chosen.engine, tag, facts)
+        except Exception as error:
+            # The others have agreed to the call and may be waiting for this rank.
+            self.agreement.revoke(f"rank {self.rank} could not build its plan: {error}")
+            raise
+
+    # -- the end ---------------------------------------------------------------------------------
+
+    def free_plans(self) -> None:
+        """Free the cached plans of blocking calls."""
+        self.known.clear()
+        for plan in self.plans.values():
+            plan.Free()
+        self.plans.clear()
+
+    def free(self) -> None:
+        """Free the plans and the private communicator. Collective."""
+        self.free_plans()
+        self.agreement.forget()
+        if self.comm != MPI.COMM_NULL and self.agreement.revoked is None:
+            self.comm.Free()
