@@ -20,6 +20,7 @@ from .trees import (
     Place,
     bine_peers,
     binomial_bits,
+    binomial_subtree,
     chain_tree,
     heap_tree,
     in_order_tree,
@@ -223,9 +224,7 @@ def _completed(rounds: Schedule, rank: int, size: int, root: int) -> Schedule:
     """An all-gather after a binomial scatter, which left every rank with the parts of its subtree."""
 
     def held(receiver: int, part: int) -> bool:
-        virtual = (receiver - root) % size
-        subtree = min(1 << binomial_bits(virtual, size)[0], size - virtual)
-        return (part - receiver) % size < subtree
+        return (part - receiver) % size < binomial_subtree((receiver - root) % size, size)
 
     return only_new(rounds, rank, size, held)
 

@@ -4,7 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from ..schedule import Recv, Round, Schedule, Send, Side, Window, Windows, blocks_of, merged, recv, send
+from ..schedule import (
+    Recv,
+    Round,
+    Schedule,
+    Send,
+    Side,
+    Window,
+    Windows,
+    blocks_of,
+    merged,
+    recv,
+    send,
+    window_count,
+)
 from .patterns import circular_windows, fold_index, fold_ranks, side_of
 from .trees import Place
 
@@ -55,17 +68,14 @@ def only_new(rounds: Iterable[Round], rank: int, blocks: int, held: Callable[[in
     """A schedule of copies without those blocks that their receivers have: ``held(receiver, block)``."""
 
     def new(receiver: int, windows: Windows) -> Windows:
-        lacking = (b for b in blocks_of(windows, blocks) if not held(receiver, b))
-        return circular_windows(lacking, blocks)
+        lacking = [b for b in blocks_of(windows, blocks) if not held(receiver, b)]
+        return windows if len(lacking) == window_count(windows) else circular_windows(lacking, blocks)
 
     for step in rounds:
-        sends = [(m.peer, new(m.peer, m.windows)) for m in step.sends]
-        recvs = [(m.peer, new(rank, m.windows)) for m in step.recvs]
-        if any(windows for _, windows in sends + recvs):
-            yield Round(
-                tuple(Send(peer, windows) for peer, windows in sends if windows),
-                tuple(Recv(peer, windows) for peer, windows in recvs if windows),
-            )
+        sends = [Send(m.peer, new(m.peer, m.windows)) for m in step.sends]
+        recvs = [Recv(m.peer, new(rank, m.windows)) for m in step.recvs]
+        if any(m.windows for m in (*sends, *recvs)):
+            yield Round(tuple(m for m in sends if m.windows), tuple(m for m in recvs if m.windows))
 
 
 def folded(

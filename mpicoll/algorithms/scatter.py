@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..registry import Params, algorithm
 from ..schedule import Round, Schedule, Send, Window, recv, send
-from .trees import binomial_bits
+from .trees import binomial_bits, binomial_subtree
 
 
 def _one_per_rank(size: int, params: Params) -> int:
@@ -24,10 +24,10 @@ def binomial(rank: int, size: int, *, root: int = 0) -> Schedule:
     own, bits = binomial_bits(virtual, size)
     if virtual:
         # A subtree is a circular run of ranks, and so are its parts.
-        yield recv((rank - (1 << own)) % size, Window(rank, min(1 << own, size - virtual)))
+        yield recv((rank - (1 << own)) % size, Window(rank, binomial_subtree(virtual, size)))
     for bit in reversed(bits):
-        child, far = (rank + (1 << bit)) % size, virtual + (1 << bit)
-        yield send(child, Window(child, min(1 << bit, size - far)))
+        child = (rank + (1 << bit)) % size
+        yield send(child, Window(child, binomial_subtree(virtual + (1 << bit), size)))
 
 
 @algorithm("scatter", blocks=_one_per_rank)

@@ -120,6 +120,15 @@ def binomial_bits(rank: int, size: int) -> tuple[int, list[int]]:
     return own, [bit for bit in range(own) if rank + (1 << bit) < size]
 
 
+def binomial_subtree(rank: int, size: int) -> int:
+    """The number of ranks in the binomial subtree of `rank`, which are `rank` and those after it.
+
+    >>> [binomial_subtree(rank, 6) for rank in range(6)]
+    [6, 1, 2, 1, 2, 1]
+    """
+    return min(rank & -rank, size - rank) if rank else size
+
+
 _ALTERNATING = 0xAAAAAAAA
 
 
