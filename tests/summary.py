@@ -18,10 +18,8 @@ def summarise(sessions: list[dict[str, Any]], broken: list[str]) -> tuple[str, b
     """The text, and whether all is well: nothing failed, and something passed."""
     lines = ["", "=" * 30 + " summary " + "=" * 30]
     for s in sessions:
-        note = f"  {s['note']}" if s.get("note") else ""
-        lines.append(
-            f"{s['what']:32} {s['passed']:5} passed {s['failed']:3} failed {len(s['skipped']):4} skipped{note}"
-        )
+        counts = f"{s['passed']:5} passed {s['failed']:3} failed {len(s['skipped']):4} skipped"
+        lines.append(f"{s['what']:32} {counts}  {s.get('note', '')}".rstrip())
     lines += [f"{part:32} FAILED" for part in broken]
     skips = Counter((s["what"], reason) for s in sessions for _, reason in s["skipped"])
     if skips:
