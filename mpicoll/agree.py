@@ -3,22 +3,22 @@
 A rank that refuses a call while the others run it would leave them waiting for ever. So before the
 first message of a new kind of call, all ranks compare what they were asked to do (`Agreement.settle`).
 Calls of a kind that was settled before skip that; if then a single rank refuses its arguments, it sends
-every other rank a *notice* and the others, who look for notices whenever a wait takes long, give up with
-an error that carries the reason.
+every other rank a *notice*. The others look for notices whenever a wait takes long, and one that says that
+the very call they are in was refused makes them give up with an error that carries the reason. Calls are
+counted, and a notice carries its call's number: one that comes early, while its receiver is still busy with
+the call before, waits.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
-import time
 from collections.abc import Hashable
 
 import numpy as np
 from mpi4py import MPI
 
-from .errors import ArgumentError, MismatchError, MpicollError, RevokedError, Unsupported
+from .errors import ArgumentError, MismatchError, RevokedError, Unsupported
 
 
 class Agreement:
@@ -28,10 +28,21 @@ class Agreement:
         self.comm, self.tag, self.polite = comm, notice_tag, polite
         self.settled: set[Hashable] = set()
         self.revoked: str | None = None
+        self.calls = 0  # begun on this communicator; equal on all ranks at the same call
+        self._early: list[tuple[int, int, str, bool]] = []
         self._outbox: list[MPI.Request] = []
+
+    def begin(self) -> None:
+        """Count a call; raise `RevokedError` if the communicator was given up."""
+        self.calls += 1
+        self.check()
 
     def check(self) -> None:
         """Raise `RevokedError` if the communicator was given up."""
+        if self.revoked is None:
+            for number, rank, text, given_up in self._early:
+                if given_up and number < self.calls:
+                    self.revoked = f"rank {rank}: {text}"
         if self.revoked is not None:
             raise RevokedError(f"this communicator was given up: {self.revoked}")
 
@@ -65,8 +76,10 @@ class Agreement:
         kind = type(error).__name__ if error is not None else ""
         reports = self.comm.allgather((kind, str(error) if error else repr(call)))
         failed = [rank for rank, (name, _) in enumerate(reports) if name]
+        came_early = {rank for number, rank, _, given_up in self._early if not given_up}
+        self._early = [notice for notice in self._early if notice[3]]
         for rank in failed:
-            if rank != self.comm.rank:
+            if rank != self.comm.rank and rank not in came_early:
                 self.comm.recv(source=rank, tag=self.tag)
         MPI.Request.waitall(self._outbox)
         self._outbox.clear()
@@ -84,28 +97,36 @@ class Agreement:
 
     def _finish(self, request: MPI.Request) -> None:
         """Wait, with an open ear for notices that this rank's call is no longer wanted."""
+        self._outbox.append(request)  # if it is given up, its memory must stay
         tests = 0
         while not request.Test():
             tests += 1
             if self.polite or tests % 64 == 0:
                 os.sched_yield()
             if tests % 1024 == 0:
-                self._listen_while_settling()
-                time.sleep(0)
-
-    def _listen_while_settling(self) -> None:
-        """A rank that gave up in the middle of a call says so on the next tag."""
-        if self.comm.Iprobe(source=MPI.ANY_SOURCE, tag=self.tag - 1):
-            rank, text = self.comm.recv(source=MPI.ANY_SOURCE, tag=self.tag - 1)
-            self.revoked = f"rank {rank} was already running another call: {text}"
-            self.check()
+                self._receive(given_up=True)
+                self._heed(given_up_only=True)
+        self._outbox.remove(request)
 
     def listen(self) -> None:
-        """Called in long waits inside a collective: give up if another rank refused the call."""
-        for tag in (self.tag, self.tag - 1):
-            if self.comm.Iprobe(source=MPI.ANY_SOURCE, tag=tag):
-                rank, text = self.comm.recv(source=MPI.ANY_SOURCE, tag=tag)
-                self.revoke(f"rank {rank} refused a call that others had begun: {text}", tell=tag == self.tag)
+        """Called in long waits inside a collective: give up if another rank refused this call."""
+        self._receive(given_up=False)
+        self._receive(given_up=True)
+        self._heed(given_up_only=False)
+
+    def _receive(self, *, given_up: bool) -> None:
+        """Take in the notices that have come."""
+        tag = self.tag - 1 if given_up else self.tag
+        while self.comm.Iprobe(source=MPI.ANY_SOURCE, tag=tag):
+            number, rank, text = self.comm.recv(source=MPI.ANY_SOURCE, tag=tag)
+            self._early.append((number, rank, text, given_up))
+
+    def _heed(self, *, given_up_only: bool) -> None:
+        """Give up if a notice is about the call that this rank is in (or one that it thought over)."""
+        for number, rank, text, given_up in self._early:
+            if number <= self.calls and (given_up or not given_up_only):
+                why = text if given_up else f"rank {rank} refused a call that others had begun: {text}"
+                self.revoke(why, tell=not given_up)
                 self.check()
 
     def revoke(self, why: str, *, tell: bool = True) -> None:
@@ -116,17 +137,18 @@ class Agreement:
                 self._notify(why, self.tag - 1)
 
     def _notify(self, text: str, tag: int | None = None) -> None:
+        notice = self.calls, self.comm.rank, text
         for rank in range(self.comm.size):
             if rank != self.comm.rank:
-                self._outbox.append(self.comm.isend((self.comm.rank, text), rank, tag or self.tag))
+                self._outbox.append(self.comm.isend(notice, rank, tag or self.tag))
 
     def forget(self) -> None:
-        """Drop notices that were never read."""
-        with contextlib.suppress(MpicollError, MPI.Exception):
-            for request in self._outbox:
-                if not request.Test():
-                    request.Cancel()
-        self._outbox.clear()
+        """Let go of notices that were read; those that were not must keep their memory."""
+        self._outbox = [request for request in self._outbox if not request.Test()]
+        _unread.extend(self._outbox)
+
+
+_unread: list[MPI.Request] = []
 
 
 def _short(ranks: list[int]) -> str:

@@ -101,6 +101,7 @@ class Planner:
         self, make: Maker, buffers: tuple[Any, Any], others: tuple[Any, ...], options: Mapping[str, Any]
     ) -> None:
         """A blocking call: run its plan, found by the identity of its arguments if possible."""
+        self.agreement.begin()
         send, recv = buffers
         # The key of the shortest way: arrays by identity, everything else by value.
         key: Hashable = (
@@ -121,7 +122,6 @@ class Planner:
             and getattr(recv, "nbytes", 0) == known.sizes[1]
             and getattr(send, "dtype", None) is known.dtypes[0]
             and getattr(recv, "dtype", None) is known.dtypes[1]
-            and self.agreement.revoked is None
             and not self.check_always
         ):
             known.run()
@@ -151,6 +151,7 @@ class Planner:
 
     def persistent(self, make: Maker, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> Plan:
         """The plan of a persistent call. All ranks make these in the same order: so tags agree."""
+        self.agreement.begin()
         call, chosen, _ = self._prepare(make, arguments, options, always=True)
         # Tag block 0 belongs to blocking calls; the topmost tags to notices of failure.
         places = (self.tag_top - 2) // TAGS_PER_PLAN - 1
@@ -187,7 +188,6 @@ class Planner:
         self, make: Maker, arguments: tuple[Any, ...], options: Mapping[str, Any], *, always: bool
     ) -> tuple[Call, Chosen, Hashable]:
         """Make the call and have all ranks agree on it (always, or if it is of a new kind)."""
-        self.agreement.check()
         try:
             call = make(self.comm, *arguments)
             chosen = self._choose(call, **options)
@@ -201,7 +201,7 @@ class Planner:
 
     def settle(self, make: Callable[[], Any], what: str) -> Any:
         """Something that may fail on a rank and must not before a collective step: all or none."""
-        self.agreement.check()
+        self.agreement.begin()
         result, error = None, None
         try:
             result = make()

@@ -201,27 +201,3 @@ def test_it_is_an_mpi_communicator() -> None:
     assert (comm.size, comm.rank, len(comm.nodes)) == (SIZE, RANK, SIZE)
     with pytest.raises(mpicoll.ArgumentError, match="intra-communicator"):
         mpicoll.Comm(MPI.COMM_NULL)
-
-
-@both_engines
-def test_barrier_waits_for_the_last(engine: str) -> None:
-    comm = world(engine)
-    plan = comm.Barrier_init()
-    arrived = np.zeros(1)
-    window = MPI.Win.Create(arrived, comm=WORLD)
-    window.Lock_all()
-    for turn in range(1, 4):
-        for rank in range(SIZE):
-            window.Accumulate(np.ones(1), rank)
-        window.Flush_all()
-        plan()
-        window.Sync()
-        window.Flush_all()
-        seen = np.zeros(1)
-        window.Get(seen, RANK)
-        window.Flush_all()
-        assert seen[0] >= turn * SIZE
-        plan()
-    window.Unlock_all()
-    window.Free()
-    plan.Free()
