@@ -74,7 +74,7 @@ def only_new(rounds: Iterable[Round], rank: int, blocks: int, held: Callable[[in
     for step in rounds:
         sends = [Send(m.peer, new(m.peer, m.windows)) for m in step.sends]
         recvs = [Recv(m.peer, new(rank, m.windows)) for m in step.recvs]
-        if any(m.windows for m in (*sends, *recvs)):
+        if any(m.windows for m in sends) or any(m.windows for m in recvs):
             yield Round(tuple(m for m in sends if m.windows), tuple(m for m in recvs if m.windows))
 
 

@@ -7,7 +7,7 @@ A node map may have any order of ranks, and any number of ranks per node.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from math import lcm
 from typing import Any, NamedTuple
 
@@ -87,6 +87,7 @@ def nested(
     blocks = entry.blocks(len(ranks), params)
     per_part = blocks // entry.collective.parts(len(ranks))
 
+    @cache
     def place(block: int) -> Windows:
         part, piece = divmod(block, per_part)
         start, length = block_offset(cut, per_part, piece), block_length(cut, per_part, piece)

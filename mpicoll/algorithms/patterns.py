@@ -167,13 +167,14 @@ def _ranks_of_base_block(size: int) -> tuple[list[int], ...]:
     return places
 
 
-def circulant_receive_row(rank: int, size: int) -> list[int]:
+@lru_cache(maxsize=4096)
+def circulant_receive_row(rank: int, size: int) -> tuple[int, ...]:
     """Which block `rank` receives in each round of the first phase of the pipelined broadcast.
 
     Negative numbers mean blocks of the phase before, none in the first one.
 
     >>> [circulant_receive_row(rank, 5) for rank in range(2)]
-    [[-3, -1, -2], [0, -1, -2]]
+    [(-3, -1, -2), (0, -1, -2)]
     """
     skips = circulant_skips(size)[::-1]
     own, places = base_blocks(size)[rank], _ranks_of_base_block(size)
@@ -187,7 +188,7 @@ def circulant_receive_row(rank: int, size: int) -> list[int]:
             block = base_blocks(size)[(rank - high) % size]
         free.remove(block)
         row.append(own if block == len(skips) - 1 else block - len(skips) + 1)
-    return row
+    return tuple(row)
 
 
 def _any_between(places: list[int], first: int, length: int, size: int) -> bool:

@@ -117,7 +117,7 @@ def test_swing_reaches_every_rank_once_for_every_even_size(far_first: bool):
 
 def test_rows_of_the_pipelined_broadcast():
     assert base_blocks(5) == (3, 0, 1, 2, 0)
-    rows = [circulant_receive_row(rank, 5) for rank in range(5)]
+    rows = [list(circulant_receive_row(rank, 5)) for rank in range(5)]
     assert rows == [[-3, -1, -2], [0, -1, -2], [-3, 1, -1], [-2, -3, 2], [-1, -2, 0]]
     skips = circulant_skips(5)[:0:-1]
     assert [[rows[(rank + s) % 5][k] for k, s in enumerate(skips)] for rank in range(5)] == [
@@ -127,7 +127,7 @@ def test_rows_of_the_pipelined_broadcast():
         [-1, -1, -2],
         [-3, -1, -1],
     ]
-    assert [circulant_receive_row(rank, 6) for rank in range(6)] == [
+    assert [list(circulant_receive_row(rank, 6)) for rank in range(6)] == [
         [-2, -3, -1],
         [0, -2, -1],
         [-3, 1, -1],
