@@ -76,6 +76,20 @@ RECIPES: dict[str, Recipe] = {
         recv=lambda rank, size, root, n: [(peer, rank * n, n) for peer in range(size)],
         arguments=lambda send, recv, op, root: (send, recv),
     ),
+    "gather": Recipe(
+        "Gather",
+        send=lambda rank, size, root, n: [(rank, rank * n, n)],
+        recv=lambda rank, size, root, n: (
+            [(peer, peer * n, n) for peer in range(size)] if rank == root else []
+        ),
+        arguments=lambda send, recv, op, root: (send, recv, root),
+    ),
+    "scatter": Recipe(
+        "Scatter",
+        send=lambda rank, size, root, n: [(root, 0, size * n)] if rank == root else [],
+        recv=lambda rank, size, root, n: [(root, rank * n, n)],
+        arguments=lambda send, recv, op, root: (send, recv, root),
+    ),
 }
 
 

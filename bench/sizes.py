@@ -77,7 +77,8 @@ def _range(text: str) -> list[int]:
         ) from None
     if not (0 <= low <= high and factor > 1):
         raise ArgumentError(f"size range {text!r} needs min <= max and a factor above 1")
-    sizes, value = [], float(max(low, 1))
+    sizes: list[int] = []
+    value = float(max(low, 1))
     while value < high and len(sizes) < _MOST_SIZES:
         sizes.append(int(value))
         value = max(value * factor, int(value) + 1.0)

@@ -57,6 +57,7 @@ class Spec:
     root: int = 0
     iterations: int = 200
     warmup: int = 10
+    prime_below: int = 256 << 10
     case_time: float = 6.0
     check: bool = True
     time_limit: float | None = None
@@ -151,6 +152,7 @@ _CONVERT: dict[str, Callable[[Any], Any]] = {
     "root": _whole(0),
     "iterations": _whole(1),
     "warmup": _whole(0),
+    "prime_below": parse_bytes,
     "case_time": parse_seconds,
     "check": _flag,
     "time_limit": parse_seconds,

@@ -60,8 +60,9 @@ class Workload:
 
     def arguments(self, op: Any) -> tuple[Any, ...]:
         """What the collective's method is called with."""
+        send = self.send.array if self.sends else None
         recv = self.recv.array if self.receives else None
-        return self.recipe.arguments(self.send.array, recv, op, self.case.root)
+        return self.recipe.arguments(send, recv, op, self.case.root)
 
     def refresh(self, epoch: int) -> None:
         """New input, a result buffer that is wrong in every element, armed guards."""

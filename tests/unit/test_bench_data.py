@@ -116,10 +116,12 @@ def run_in_process(case):
             out[:] = sum(inputs)
         elif case.collective == "reduce_scatter":
             out[:] = sum(inputs)[rank * n : (rank + 1) * n]
-        elif case.collective == "allgather":
+        elif case.collective in ("allgather", "gather") and out.size:
             out[:] = np.concatenate(inputs)
         elif case.collective == "bcast":
             out[:] = inputs[case.root]
+        elif case.collective == "scatter":
+            out[:] = inputs[case.root][rank * n : (rank + 1) * n]
         elif case.collective == "alltoall":
             out[:] = np.concatenate([inputs[peer][rank * n : (rank + 1) * n] for peer in range(size)])
     return works

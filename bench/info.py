@@ -1,0 +1,113 @@
+"""`mpicoll info`: what is this machine, this MPI, this placement, and what will spoil the numbers."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from mpicoll.bench import machine
+from mpicoll.bench.hazards import Hazard, find_hazards
+from mpicoll.bench.spec import THREAD_LEVELS
+from mpicoll.bench.world import World, start
+
+_MOST_LINES = 64  # of the placement map, before it is shortened
+
+
+def add_parser(verbs: Any) -> None:
+    """Add the verb `info`."""
+    parser = verbs.add_parser(
+        "info", help="machine, MPI, placement, and what will spoil the numbers (under mpirun)"
+    )
+    parser.add_argument(
+        "--thread-level", choices=THREAD_LEVELS, default="funneled", help="asked of MPI (funneled)"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--strict", action="store_true", help="exit status 1 if measuring here is worthless")
+    parser.set_defaults(func=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print what is known; with ``--strict``, status 1 if something makes measurements worthless."""
+    world = start(args.thread_level)
+    import mpicoll
+
+    native = mpicoll.native_status()
+    missing = world.agree(None if native[0] else native[1])
+    if missing is not None:
+        native = (False, missing)
+    hazards = find_hazards(world, native) if world.first else []
+    grave = world.control.bcast(any(hazard.grave for hazard in hazards), root=0)
+    if world.first and args.json:
+        facts = describe(world, native, hazards)
+        json.dump(facts, sys.stdout, indent=1, ensure_ascii=False)
+        print(flush=True)
+    elif world.first:
+        print(as_text(world, native, hazards), flush=True)
+    return int(grave and args.strict)
+
+
+def describe(world: World, native: tuple[bool, str], hazards: list[Hazard]) -> dict[str, Any]:
+    """Everything known about the conditions of this job, for `run.json` and ``info --json``."""
+    return {
+        "machine": world.machine,
+        "software": world.software,
+        "mpi": {"vendor": world.vendor, "library": world.library, "thread_level": world.thread_level},
+        "native_engine": {"available": native[0], "reason": native[1]},
+        "ranks": world.size,
+        "nodes": world.node_count,
+        "ppn": world.ppn,
+        "oversubscribed": world.oversubscribed,
+        "placement": [
+            {"rank": rank, "host": host, "node": node, "cpus": cpus}
+            for rank, (host, node, cpus) in enumerate(zip(world.hosts, world.nodes, world.cpus, strict=True))
+        ],
+        "load": machine.load(),
+        "environment": machine.environment(),
+        "slurm": machine.slurm(),
+        "hazards": [hazard.as_dict() for hazard in hazards],
+    }
+
+
+def as_text(world: World, native: tuple[bool, str], hazards: list[Hazard]) -> str:
+    """The same for a person."""
+    facts, soft = world.machine, world.software
+    git = soft.get("git")
+    state = f", commit {git['commit'][:10]}{' with changes' if git['changed'] else ''}" if git else ""
+    memory = facts.get("memory_bytes")
+    lines = [
+        f"machine   {facts.get('cpu_model') or 'unknown CPU'} ({facts.get('architecture')}), "
+        f"{facts.get('physical_cores')} cores, {facts.get('logical_cpus')} logical CPUs"
+        + (f", {memory / 2**30:.3g} GiB" if memory else "")
+        + (f", limited to {facts['cpu_quota']:g} CPUs" if facts.get("cpu_quota") else ""),
+        f"system    {facts.get('system')}, kernel {facts.get('kernel')}"
+        + (", virtual" if facts.get("virtual") else ""),
+        f"clock     governor {facts.get('governor') or 'unknown'}, turbo {facts.get('turbo') or 'unknown'}",
+        f"MPI       {world.vendor}, thread level {world.thread_level}",
+        f"mpicoll   {soft.get('mpicoll') or 'not installed as a package'}{state}",
+        f"software  mpi4py {soft.get('mpi4py')}, numpy {soft.get('numpy')}, Python {soft.get('python')}",
+        f"engine    native: {native[1]}",
+        f"job       {world.size} ranks on {world.node_count} nodes, at most {world.ppn} on one",
+        *placement_lines(world),
+        "",
+    ]
+    if not hazards:
+        return "\n".join([*lines, "nothing found that would spoil the numbers"])
+    lines.append("what will spoil the numbers here:")
+    for hazard in hazards:
+        lines += [f"- {hazard.what}" + (" (grave)" if hazard.grave else ""),
+                  f"    effect  {hazard.effect}", f"    fix     {hazard.fix}"]  # fmt: skip
+    return "\n".join(lines)
+
+
+def placement_lines(world: World) -> list[str]:
+    """Which rank is where, and on which CPUs; shortened for large jobs."""
+    lines = [
+        f"  rank {rank:<5} node {node:<4} {host:<20} CPUs {cpus}"
+        for rank, (host, node, cpus) in enumerate(zip(world.hosts, world.nodes, world.cpus, strict=True))
+    ]
+    if len(lines) <= _MOST_LINES:
+        return lines
+    half = _MOST_LINES // 2
+    return [*lines[:half], f"  … {len(lines) - 2 * half} more (all with --json) …", *lines[-half:]]

@@ -1,0 +1,241 @@
+"""The record on disk: `samples.csv` (tidy, append-only) and `run.json` (what the rows do not say).
+
+All rows of a case are written in one go and synchronised, and each says how many belong together
+(`case_rows`), so that the file itself tells whether its last case is whole. A case cut off by a kill
+or a full disk is moved aside, never counted. Paths carry no data: all that is known is in columns.
+
+Schema history
+1: first version.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import errno
+import fcntl
+import io
+import json
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mpicoll.errors import ArgumentError, MpicollError
+
+SCHEMA = 1
+
+COLUMNS = (
+    "launch", "case", "case_rows", "order", "collective", "implementation", "requested", "algorithm",
+    "params", "engine", "channels", "depth", "rounds", "buffer", "dtype", "op", "root", "ranks", "nodes",
+    "ppn", "oversubscribed", "thread_level", "count", "msg_bytes", "total_bytes", "cache", "primed", "sync",
+    "iteration", "warmup", "seconds", "seconds_min", "skew", "slowest_rank", "build_seconds",
+    "first_seconds", "checked", "status", "reason",
+)  # fmt: skip
+
+
+class StoreError(MpicollError):
+    """A result directory cannot be used or written; the message says why and what to do."""
+
+
+def format_value(value: Any) -> str:
+    r"""One CSV field: nothing for missing, 0/1 for flags, nanoseconds for seconds, a single line of text.
+
+    >>> [format_value(v) for v in (None, True, 1.25e-6, 3, "a\nb")]
+    ['', '1', '0.00000125', '3', 'a b']
+    """
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(int(value))
+    if isinstance(value, float):
+        return f"{value:.9f}".rstrip("0").rstrip(".") or "0"
+    return " ".join(str(value).split())
+
+
+def encode(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    """Rows of one case as CSV lines, completed by their number."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    for row in rows:
+        unknown = row.keys() - set(COLUMNS)
+        if unknown:
+            raise KeyError(f"no such columns: {', '.join(sorted(unknown))}")
+        values = {**row, "case_rows": len(rows)}
+        writer.writerow([format_value(values.get(name)) for name in COLUMNS])
+    return text.getvalue().encode()
+
+
+class Whole(NamedTuple):
+    """The part of a samples file that holds whole cases."""
+
+    length: int  # bytes
+    cases: list[str]  # their numbers, in the order of the file
+    wrong: int  # rows of wrong results
+
+
+def whole_part(content: bytes, where: str = "samples.csv") -> Whole:
+    """How much of a samples file is whole cases.
+
+    Raises `StoreError` for a file that another schema or program wrote, or that is broken before its end.
+    """
+    header = (",".join(COLUMNS) + "\n").encode()
+    if not content.startswith(header):
+        if header.startswith(content):  # cut off while it was begun
+            return Whole(0, [], 0)
+        raise StoreError(f"{where} has other columns than this version of mpicoll writes (schema {SCHEMA})")
+    length = position = len(header)
+    cases: list[str] = []
+    begun: list[dict[str, str]] = []
+    wrong = 0
+    for number, line in enumerate(content[position:].splitlines(keepends=True), start=2):
+        position += len(line)
+        fields = next(csv.reader([line.decode(errors="replace")]), [])
+        if not line.endswith(b"\n") or len(fields) != len(COLUMNS):
+            if position < len(content):
+                raise StoreError(f"{where} line {number} has {len(fields)} fields instead of {len(COLUMNS)}")
+            break
+        row = dict(zip(COLUMNS, fields, strict=True))
+        begun.append(row)
+        if (row["launch"], row["case"]) != (begun[0]["launch"], begun[0]["case"]):
+            raise StoreError(f"{where} line {number} begins a case before the one above it is whole")
+        if len(begun) == int(row["case_rows"]):
+            length = position
+            cases.append(row["case"])
+            wrong += sum(row["status"] == "wrong" for row in begun)
+            begun = []
+    return Whole(length, cases, wrong)
+
+
+class Store:
+    """A result directory, opened for writing by one process.
+
+    `resume` continues what is there, and begins where nothing is: a job script need not know which.
+    `done` holds the numbers of the cases in the file.
+    """
+
+    def __init__(self, directory: Path, *, resume: bool = False):
+        self.directory = directory
+        self.path = directory / "samples.csv"
+        self.run: dict[str, Any] = {"schema": SCHEMA, "launches": [], "plans": {}}
+        self.set_aside: Path | None = None
+        with _explained(directory):
+            directory.mkdir(parents=True, exist_ok=True)
+            begun = (directory / "run.json").exists()
+            if resume and begun:
+                self.run = read_run(directory)
+            elif begun or (self.path.exists() and not resume):
+                raise StoreError(
+                    f"{directory} already holds a result; continue it with --resume, or choose another -o"
+                )
+            self._file = self.path.open("ab+", buffering=0)
+            try:
+                self._lock()
+                self.done = self._recover()
+                if self.done and not begun:
+                    raise StoreError(f"{directory} has samples but no run.json to say how they were measured")
+            except BaseException:
+                self._file.close()
+                raise
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:  # some network file systems have no locks: then nobody is kept out
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                raise StoreError(f"another sweep is writing to {self.directory}") from None
+
+    def _recover(self) -> set[str]:
+        self._file.seek(0)
+        content = self._file.read()
+        self._length, cases, self.wrong = whole_part(content, str(self.path))
+        if self._length < len(content):
+            number = len(list(self.directory.glob("samples.torn-*.csv"))) + 1
+            self.set_aside = self.directory / f"samples.torn-{number}.csv"
+            self.set_aside.write_bytes(content[self._length :])
+            self._file.truncate(self._length)
+        if not self._length:
+            self._append((",".join(COLUMNS) + "\n").encode())
+        twice = [case for case, times in Counter(cases).items() if times > 1]
+        if twice:
+            raise StoreError(f"{self.path} holds case {twice[0]} more than once")
+        return set(cases)
+
+    def _append(self, block: bytes) -> None:
+        try:
+            view = memoryview(block)
+            while view:
+                view = view[self._file.write(view) :]
+            os.fsync(self._file.fileno())
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._file.truncate(self._length)  # a case is in the file whole, or not at all
+            raise
+        self._length += len(block)
+
+    def write_case(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Append a finished case. Raises `StoreError` if the disk refuses it; the file is then as before."""
+        with _explained(self.directory):
+            self._append(encode(rows))
+        self.done.add(str(rows[0]["case"]))
+        self.wrong += sum(row["status"] == "wrong" for row in rows)
+
+    def write_run(self) -> None:
+        """Replace `run.json` in one step: a reader sees the old or the new one, never half of it."""
+        with _explained(self.directory):
+            temporary = self.directory / ".run.json.new"
+            with temporary.open("w", encoding="utf-8") as file:
+                json.dump(self.run, file, indent=1, ensure_ascii=False)
+                file.write("\n")
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(self.directory / "run.json")
+
+    def close(self) -> None:
+        """Close the file and let others write."""
+        self._file.close()
+
+
+@contextlib.contextmanager
+def _explained(directory: Path) -> Any:
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        advice = (
+            "free some space, then continue with --resume"
+            if error.errno in (errno.ENOSPC, errno.EDQUOT)
+            else ""
+        )
+        raise StoreError(
+            f"cannot write to {directory}: {reason}" + (f"; {advice}" if advice else "")
+        ) from error
+
+
+def read_run(directory: Path) -> dict[str, Any]:
+    """The `run.json` of a result. Raises `StoreError` if it is missing or of another schema."""
+    path = directory / "run.json"
+    try:
+        run = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise StoreError(f"{directory} holds no result (no run.json)") from None
+    except (OSError, ValueError) as error:
+        raise StoreError(f"cannot read {path}: {error}") from None
+    if run.get("schema") != SCHEMA:
+        raise StoreError(f"{path} has schema {run.get('schema')}; this version of mpicoll reads {SCHEMA}")
+    return run
+
+
+def require_same(old: Mapping[str, Any], new: Mapping[str, Any], directory: Path) -> None:
+    """Refuse to continue a result under other conditions. Raises `ArgumentError` naming each difference."""
+    differences = [
+        f"{name}: {old.get(name)!r} there, {new.get(name)!r} now"
+        for name in dict.fromkeys([*old, *new])
+        if old.get(name) != new.get(name)
+    ]
+    if differences:
+        listed = "\n  ".join(differences)
+        raise ArgumentError(
+            f"{directory} was measured under other conditions; choose another -o:\n  {listed}"
+        )

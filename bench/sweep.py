@@ -1,0 +1,138 @@
+"""`mpicoll sweep`: measure own algorithms against MPI's, interleaved in one launch, and record it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from mpicoll import registry
+from mpicoll.bench.cases import expand
+from mpicoll.bench.contenders import own_algorithms
+from mpicoll.bench.session import Session
+from mpicoll.bench.spec import Contender, Spec, make_spec
+from mpicoll.bench.world import StopSignals, World, launcher_problem, start
+from mpicoll.errors import ArgumentError
+
+_PLAN_KEYWORDS = ("channels", "depth")
+
+
+def add_parser(verbs: Any) -> None:
+    """Add the verb `sweep`."""
+    parser = verbs.add_parser(
+        "sweep",
+        help="measure own algorithms against MPI's (under mpirun)",
+        description="Measure own algorithms and MPI's own, interleaved in one launch, each result checked "
+        "exactly. Every long flag is also a key of SPEC.toml; flags win.",
+    )
+    add = parser.add_argument
+    add("spec", nargs="?", metavar="SPEC.toml", help="settings, by the names of the long flags")
+    add("--collective", metavar="NAMES", help="comma list (allreduce)")
+    add(
+        "--algorithms",
+        metavar="NAMES",
+        help="comma list of name[:key=value…], builtin, builtin_persistent, all (all)",
+    )
+    add("--engine", metavar="NAMES", help="native, python, both, or auto: the best there is (auto)")
+    add("--dtype", metavar="NAMES", help="comma list of NumPy names (float32)")
+    add("--op", metavar="NAMES", help="comma list: sum, prod, max, min, band, … (sum)")
+    add("--sizes", help="bytes, min:max:factor or comma list (4:64M:4)")
+    add("--root", type=int, help="root of rooted collectives (0)")
+    add("--iterations", type=int, help="timed calls of each contender in each case, at most (200)")
+    add("--warmup", type=int, help="untimed calls before those, at most (10); they are recorded too")
+    add(
+        "--prime-below",
+        metavar="SIZE",
+        help="in smaller cases each contender runs once untimed right before each timed call (256K)",
+    )
+    add("--case-time", metavar="TIME", help="a case's time budget; fewer iterations if it is spent (6s)")
+    add("--check", action=argparse.BooleanOptionalAction, help="prove results before and after timing (yes)")
+    add("--time-limit", metavar="TIME", help="for the whole sweep, as 90s, 10m, 2h: budgets shrink to fit")
+    add("--seed", type=int, help="of the order of calls and of the data (1)")
+    add("--thread-level", help="asked of MPI: single, funneled, serialized, multiple (funneled)")
+    add("--load", action="append", default=[], metavar="FILE.py", help="run a file that registers algorithms")
+    add("-o", "--output", type=Path, metavar="DIR", help="result directory (results/sweep-DATE-TIME)")
+    add(
+        "--resume", action="store_true", help="continue the result in DIR: cases in it are not measured again"
+    )
+    parser.set_defaults(func=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry out a sweep: every rank calls this."""
+    flags = {key: getattr(args, key) for key in Spec.__dataclass_fields__}
+    if flags["engine"] == "both":
+        flags["engine"] = "native,python"
+    spec = make_spec(flags, args.spec)
+    if args.resume and args.output is None:
+        raise ArgumentError("--resume needs -o DIR: which result is to be continued?")
+    for path in args.load:
+        _load(path)
+    world = start(spec.thread_level)
+    with world.together():
+        if problem := launcher_problem(world.size):
+            raise ArgumentError(problem)
+        cases = expand(spec, world.size)
+        contenders = {name: contenders_for(spec, name) for name in spec.collective}
+        _check_contenders(spec, contenders)
+        _same_everywhere(world, (spec, cases, contenders))
+    if world.first and world.size == 1:
+        print(
+            "mpicoll: a world of one rank communicates nothing; use mpirun -n P to measure", file=sys.stderr
+        )
+    with StopSignals() as stop:
+        session = Session(world, spec, args.output, stop, resume=args.resume)
+        return session.run(cases, contenders)
+
+
+def _load(path: str) -> None:
+    """Run a user's file for the algorithms that it registers."""
+    import runpy
+
+    try:
+        runpy.run_path(path)
+    except OSError as error:
+        raise ArgumentError(f"cannot read {path}: {error.strerror}") from None
+
+
+def contenders_for(spec: Spec, collective: str) -> list[Contender]:
+    """The competitors for a collective; a name that it does not have is another collective's."""
+    own = own_algorithms(collective)
+    known = {*own, "auto"}
+    return [one for one in spec.contenders(collective, own) if one.builtin or one.name in known]
+
+
+def _check_contenders(spec: Spec, contenders: dict[str, list[Contender]]) -> None:
+    """Refuse misspelt names and parameters before anything is measured."""
+    found = {one.name for several in contenders.values() for one in several}
+    asked = {text.partition(":")[0] for text in spec.algorithms} - {"all"}
+    for name in sorted(asked - found):
+        known = sorted({known for collective in spec.collective for known in own_algorithms(collective)})
+        raise ArgumentError(
+            f"unknown algorithm {name!r}; known: {', '.join(known)}, auto, builtin, builtin_persistent"
+        )
+    for collective, several in contenders.items():
+        if not several:
+            raise ArgumentError(f"nothing to measure for {collective}")
+        for one in several:
+            if not one.builtin and one.name != "auto":
+                params = {key: value for key, value in one.options if key not in _PLAN_KEYWORDS}
+                registry.get(collective, one.name).resolve(2, params)
+
+
+def _same_everywhere(world: World, values: Any) -> None:
+    """Ranks that read different spec files would wait for each other for ever."""
+    texts = world.control.allgather(hash_of(repr(values)))
+    for rank, text in enumerate(texts):
+        if text != texts[0]:
+            raise ArgumentError(
+                f"rank {rank} read another spec than rank 0: is SPEC.toml the same on all nodes?"
+            )
+
+
+def hash_of(text: str) -> str:
+    """A fingerprint that is the same in every process (`hash` is not)."""
+    import hashlib
+
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

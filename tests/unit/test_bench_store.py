@@ -1,0 +1,200 @@
+"""The record on disk: whole cases only, whatever cuts a write off, and never two of one kind."""
+
+import errno
+import json
+import os
+
+import pytest
+
+from mpicoll.bench import store as store_module
+from mpicoll.bench.store import COLUMNS, Store, StoreError, encode, read_run, require_same, whole_part
+from mpicoll.errors import ArgumentError
+
+
+@pytest.fixture
+def opened():
+    """Open stores that are closed when the test is over."""
+    stores = []
+
+    def open_store(*args, **kwargs):
+        stores.append(Store(*args, **kwargs))
+        return stores[-1]
+
+    yield open_store
+    for store in stores:
+        store._file.close()
+
+
+def rows(case, number=3, status="ok"):
+    return [
+        {"launch": 0, "case": case, "iteration": i, "seconds": 1e-6, "status": status, "reason": 'a, "b"\nc'}
+        for i in range(number)
+    ]
+
+
+def test_a_row_is_one_line_whatever_its_reason(tmp_path, opened):
+    store = opened(tmp_path / "new" / "run")
+    store.write_case(rows(0))
+    text = store.path.read_text()
+    assert text.count("\n") == 4
+    assert text.startswith(",".join(COLUMNS) + "\n")
+    assert '"a, ""b"" c"' in text
+
+
+def test_an_unknown_column_is_refused():
+    with pytest.raises(KeyError, match="secs"):
+        encode([{"secs": 1.0}])
+
+
+def test_resume_knows_what_is_done(tmp_path, opened):
+    store = opened(tmp_path)
+    store.write_run()
+    store.write_case(rows(0))
+    store.write_case(rows(4, status="wrong"))
+    store.close()
+    again = opened(tmp_path, resume=True)
+    assert (again.done, again.wrong, again.set_aside) == ({"0", "4"}, 3, None)
+    again.write_case(rows(1))
+    again.close()
+    assert opened(tmp_path, resume=True).done == {"0", "1", "4"}
+
+
+def test_whatever_byte_a_write_is_cut_at_only_whole_cases_count(tmp_path, opened):
+    """Cut the file at every byte of its last case: resume keeps the first, moves the rest aside."""
+    store = opened(tmp_path / "whole")
+    store.write_run()
+    store.write_case(rows(0))
+    kept = store.path.stat().st_size
+    store.write_case(rows(1, number=2))
+    store.close()
+    content = store.path.read_bytes()
+    for length in range(kept, len(content)):
+        whole = whole_part(content[:length])
+        assert (whole.length, whole.cases) == (kept, ["0"])
+    assert whole_part(content).cases == ["0", "1"]
+
+    (tmp_path / "whole/samples.csv").write_bytes(content[:-7])
+    again = opened(tmp_path / "whole", resume=True)
+    assert again.done == {"0"}
+    assert again.set_aside.read_bytes() == content[kept:-7]
+    again.write_case(rows(1, number=2))
+    assert again.path.read_bytes() == content
+
+
+def test_a_file_cut_off_in_its_header_is_begun_again(tmp_path, opened):
+    opened(tmp_path).close()
+    (tmp_path / "samples.csv").write_text(",".join(COLUMNS)[:20])
+    store = opened(tmp_path, resume=True)
+    assert store.done == set()
+    assert store.path.read_text() == ",".join(COLUMNS) + "\n"
+
+
+def test_damage_before_the_end_is_not_silently_dropped():
+    content = (",".join(COLUMNS) + "\n").encode() + encode(rows(0)) + encode(rows(1))
+    lines = content.splitlines(keepends=True)
+    with pytest.raises(StoreError, match="line 3 has 1 fields"):
+        whole_part(b"".join([*lines[:2], b"garbage\n", *lines[2:]]))
+    with pytest.raises(StoreError, match="line 4 begins a case before the one above it is whole"):
+        whole_part(b"".join([*lines[:3], *lines[4:]]))
+    with pytest.raises(StoreError, match="other columns"):
+        whole_part(b"launch,algorithm\n")
+
+
+def test_a_doubled_case_is_refused(tmp_path, opened):
+    store = opened(tmp_path)
+    store.write_run()
+    store.write_case(rows(0))
+    store.write_case(rows(0))
+    store.close()
+    with pytest.raises(StoreError, match="case 0 more than once"):
+        opened(tmp_path, resume=True)
+
+
+def test_a_result_is_not_overwritten(tmp_path, opened):
+    store = opened(tmp_path)
+    store.write_run()
+    store.close()
+    with pytest.raises(StoreError, match="already holds a result; continue it with --resume"):
+        opened(tmp_path)
+
+
+def test_resume_begins_where_there_is_nothing(tmp_path, opened):
+    assert opened(tmp_path / "none", resume=True).done == set()
+
+
+def test_samples_without_their_conditions_are_refused(tmp_path, opened):
+    store = opened(tmp_path)
+    store.write_case(rows(0))
+    store.close()
+    with pytest.raises(StoreError, match=r"no run\.json"):
+        opened(tmp_path, resume=True)
+
+
+def test_two_writers_are_one_too_many(tmp_path, opened):
+    store = opened(tmp_path)
+    store.write_run()
+    with pytest.raises(StoreError, match="another sweep is writing"):
+        opened(tmp_path, resume=True)
+    store.close()
+    opened(tmp_path, resume=True).close()
+
+
+def test_a_full_disk_leaves_the_file_as_it_was(tmp_path, opened, monkeypatch):
+    store = opened(tmp_path)
+    store.write_run()
+    store.write_case(rows(0))
+    before = store.path.read_bytes()
+
+    class Full:
+        """A file on which only some bytes still fit."""
+
+        def __init__(self, file):
+            self.file = file
+
+        def write(self, block):
+            if len(block) > 50:
+                return self.file.write(block[:50])
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        def __getattr__(self, name):
+            return getattr(self.file, name)
+
+    monkeypatch.setattr(store, "_file", Full(store._file))
+    with pytest.raises(
+        StoreError, match=r"No space left on device; free some space, then continue with --resume"
+    ):
+        store.write_case(rows(1))
+    assert store.path.read_bytes() == before
+    assert store.done == {"0"}
+
+
+def test_run_json_is_replaced_in_one_step(tmp_path, opened, monkeypatch):
+    store = opened(tmp_path)
+    store.run["note"] = "first"
+    store.write_run()
+    store.run["note"] = "second"
+
+    def broken(*args, **kwargs):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(store_module.os, "fsync", broken)
+    with pytest.raises(StoreError, match="No space"):
+        store.write_run()
+    assert read_run(tmp_path)["note"] == "first"
+
+
+def test_another_schema_is_refused(tmp_path):
+    (tmp_path / "run.json").write_text(json.dumps({"schema": 99}))
+    with pytest.raises(StoreError, match="schema 99"):
+        read_run(tmp_path)
+    (tmp_path / "run.json").write_text("{")
+    with pytest.raises(StoreError, match="cannot read"):
+        read_run(tmp_path)
+    with pytest.raises(StoreError, match="holds no result"):
+        read_run(tmp_path / "none")
+
+
+def test_other_conditions_are_named(tmp_path):
+    require_same({"mpi": "A", "ranks": 2}, {"mpi": "A", "ranks": 2}, tmp_path)
+    with pytest.raises(ArgumentError, match=r"(?s)other conditions.*mpi: 'A' there, 'B' now"):
+        require_same({"mpi": "A", "ranks": 2}, {"mpi": "B", "ranks": 2}, tmp_path)
