@@ -2,6 +2,7 @@
 
 from . import allgather as allgather
 from . import allreduce as allreduce
+from . import allreduce_trees as allreduce_trees
 from . import alltoall as alltoall
 from . import barrier as barrier
 from . import bcast as bcast

@@ -8,17 +8,14 @@ from math import isqrt
 from ..registry import Params, algorithm
 from ..schedule import Recv, Round, Schedule, Send, Window, exchange
 from . import reduce_scatter
+from .common import at_least, even_size, one_per_rank
 from .compose import embed, folded, mirror
 from .patterns import ceil_log2, circulant_skips, circular_windows, floor_log2, powers
-from .reduce_scatter import even_size, halving, parts_of_proxies
-from .tuning import at_least, radix
+from .reduce_scatter import halving, parts_of_proxies
+from .tuning import radix
 
 
-def _one_per_rank(size: int, params: Params) -> int:
-    return size
-
-
-@algorithm("allgather", blocks=_one_per_rank)
+@algorithm("allgather", blocks=one_per_rank)
 def ring(rank: int, size: int) -> Schedule:
     """Every part travels once around a ring of all ranks.
 
@@ -34,7 +31,7 @@ def ring(rank: int, size: int) -> Schedule:
         yield exchange(right, (mine,), (theirs,), source=left)
 
 
-@algorithm("allgather", blocks=_one_per_rank)
+@algorithm("allgather", blocks=one_per_rank)
 def linear(rank: int, size: int) -> Schedule:
     """Every rank sends its part to all others, all at once.
 
@@ -51,7 +48,7 @@ def linear(rank: int, size: int) -> Schedule:
         )
 
 
-@algorithm("allgather", blocks=_one_per_rank)
+@algorithm("allgather", blocks=one_per_rank)
 def recursive_doubling(rank: int, size: int) -> Schedule:
     """Exchange all that is held with a partner, at double the distance in every round.
 
@@ -79,7 +76,7 @@ def recursive_doubling(rank: int, size: int) -> Schedule:
     )
 
 
-@algorithm("allgather", blocks=_one_per_rank, requires=at_least(k=2), tune={"k": radix})
+@algorithm("allgather", blocks=one_per_rank, requires=at_least(k=2), tune={"k": radix})
 def bruck(rank: int, size: int, *, k: int = 2) -> Schedule:
     """Multiply what is held by k in every round, with ranks ahead at growing distances.
 
@@ -97,7 +94,7 @@ def bruck(rank: int, size: int, *, k: int = 2) -> Schedule:
         )
 
 
-@algorithm("allgather", blocks=_one_per_rank)
+@algorithm("allgather", blocks=one_per_rank)
 def circulant(rank: int, size: int) -> Schedule:
     """Double what is held in every round, on a circulant graph.
 
@@ -113,7 +110,7 @@ def circulant(rank: int, size: int) -> Schedule:
         yield exchange((rank - low) % size, (mine,), (theirs,), source=(rank + low) % size)
 
 
-@algorithm("allgather", blocks=_one_per_rank, requires=even_size)
+@algorithm("allgather", blocks=one_per_rank, requires=even_size)
 def neighbor_exchange(rank: int, size: int) -> Schedule:
     """Exchange pairs of parts with the two neighbours in turn.
 
@@ -135,7 +132,7 @@ def neighbor_exchange(rank: int, size: int) -> Schedule:
         mine = theirs
 
 
-@algorithm("allgather", blocks=_one_per_rank)
+@algorithm("allgather", blocks=one_per_rank)
 def sparse_halving(rank: int, size: int) -> Schedule:
     """Send to the farthest ranks first, when there is least to send.
 
@@ -172,7 +169,7 @@ def _group_divides(size: int, params: Params) -> str | None:
     return None
 
 
-@algorithm("allgather", blocks=_one_per_rank, requires=_group_divides)
+@algorithm("allgather", blocks=one_per_rank, requires=_group_divides)
 def k_ring(rank: int, size: int, *, group: int | None = None) -> Schedule:
     """A ring in every group of neighbours, fed by a ring between the groups.
 
@@ -195,7 +192,7 @@ def k_ring(rank: int, size: int, *, group: int | None = None) -> Schedule:
             yield exchange((rank + g) % size, (mine,), (theirs,), source=(rank - g) % size)
 
 
-@algorithm("allgather", blocks=_one_per_rank, requires=even_size)
+@algorithm("allgather", blocks=one_per_rank, requires=even_size)
 def swing(rank: int, size: int) -> Schedule:
     """Exchange with partners that swing to and fro at short distances, the farthest first.
 
@@ -207,7 +204,7 @@ def swing(rank: int, size: int) -> Schedule:
     return mirror(reduce_scatter.swing(rank, size), side=None)
 
 
-@algorithm("allgather", blocks=_one_per_rank, requires=even_size)
+@algorithm("allgather", blocks=one_per_rank, requires=even_size)
 def bine(rank: int, size: int) -> Schedule:
     """Exchange with the partners of Swing, the nearest first.
 

@@ -3,30 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import chain as chained
 from math import isqrt, prod
 
 from ..registry import Params, algorithm
-from ..schedule import Recv, Round, Schedule, Send, Side, Window, exchange
-from . import allgather, bcast, reduce, reduce_scatter
-from .compose import Timed, downward, folded, in_time, mirror, upward, whole
-from .patterns import base_factors, ceil_log2, floor_log2, side_of
-from .reduce_scatter import even_size, halving, multiplying
-from .trees import binomial_bits, in_order_tree, search_tree, second_tree
-from .tuning import BYTES_PER_START, MOST_SEGMENTS, at_least, pipeline, radix
-
-
-def _one(size: int, params: Params) -> int:
-    return 1
-
-
-def _one_per_rank(size: int, params: Params) -> int:
-    return size
-
-
-def _one_per_segment(size: int, params: Params) -> int:
-    segments: int = params["segments"]
-    return segments
+from ..schedule import Recv, Round, Schedule, Send, Window, exchange
+from . import allgather, reduce_scatter
+from .common import at_least, even_size, one, one_per_rank
+from .compose import folded, mirror, whole
+from .patterns import base_factors, side_of
+from .reduce_scatter import halving, multiplying
+from .tuning import BYTES_PER_START, MOST_SEGMENTS, radix
 
 
 def _folded_vector(
@@ -42,7 +28,7 @@ def _folded_vector(
 # -- for small vectors: few rounds, every message a whole vector --
 
 
-@algorithm("allreduce", blocks=_one, ordered=True)
+@algorithm("allreduce", blocks=one, ordered=True)
 def allgather_reduce(rank: int, size: int) -> Schedule:
     """Every rank sends its vector to all others, and combines all of them.
 
@@ -60,7 +46,7 @@ def allgather_reduce(rank: int, size: int) -> Schedule:
         )
 
 
-@algorithm("allreduce", blocks=_one, ordered=True)
+@algorithm("allreduce", blocks=one, ordered=True)
 def recursive_doubling(rank: int, size: int) -> Schedule:
     """Exchange whole vectors with a partner, at double the distance in every round.
 
@@ -74,7 +60,7 @@ def recursive_doubling(rank: int, size: int) -> Schedule:
     return _folded_vector(rank, size, factors, 1, lambda v: multiplying(v, factors, 1))
 
 
-@algorithm("allreduce", blocks=_one, ordered=True, requires=at_least(k=2), tune={"k": radix})
+@algorithm("allreduce", blocks=one, ordered=True, requires=at_least(k=2), tune={"k": radix})
 def recursive_multiplying(rank: int, size: int, *, k: int = 4) -> Schedule:
     """Exchange whole vectors in groups of up to k, that many times farther apart in every round.
 
@@ -91,7 +77,7 @@ def recursive_multiplying(rank: int, size: int, *, k: int = 4) -> Schedule:
 # -- for large vectors: reduce-scatter, then all-gather --
 
 
-@algorithm("allreduce", blocks=_one_per_rank)
+@algorithm("allreduce", blocks=one_per_rank)
 def ring(rank: int, size: int) -> Schedule:
     """Reduce-scatter, then all-gather, each once around a ring of all ranks.
 
@@ -134,7 +120,7 @@ def segmented_ring(rank: int, size: int, *, segments: int = 2) -> Schedule:
             yield exchange(out.peer, (mine,), (theirs,), into.side, source=into.peer)
 
 
-@algorithm("allreduce", blocks=_one_per_rank)
+@algorithm("allreduce", blocks=one_per_rank)
 def circulant(rank: int, size: int) -> Schedule:
     """Reduce-scatter, then all-gather, on a circulant graph.
 
@@ -201,7 +187,7 @@ def k_reduce_scatter_allgather(rank: int, size: int, *, k: int = 4) -> Schedule:
     return _halving_doubling(rank, size, k, far_first=False)
 
 
-@algorithm("allreduce", blocks=_one_per_rank, requires=even_size)
+@algorithm("allreduce", blocks=one_per_rank, requires=even_size)
 def swing(rank: int, size: int) -> Schedule:
     """Reduce-scatter with partners that swing to and fro, the nearest first, then all-gather backwards.
 
@@ -215,7 +201,7 @@ def swing(rank: int, size: int) -> Schedule:
     yield from allgather.swing(rank, size)
 
 
-@algorithm("allreduce", blocks=_one_per_rank, requires=even_size)
+@algorithm("allreduce", blocks=one_per_rank, requires=even_size)
 def bine(rank: int, size: int) -> Schedule:
     """Reduce-scatter with the partners of Swing, the farthest first, then all-gather backwards.
 
@@ -227,108 +213,3 @@ def bine(rank: int, size: int) -> Schedule:
     """
     yield from reduce_scatter.bine(rank, size)
     yield from allgather.bine(rank, size)
-
-
-# -- trees: reduce, then broadcast --
-
-
-def _binomial_messages(rank: int, size: int, segments: int) -> list[Timed]:
-    """One segment in ⌈log2 P⌉ time steps up, and in as many down, while the next one comes up."""
-    period = ceil_log2(size)
-    own, bits = binomial_bits(rank, size)
-    messages: list[Timed] = []
-    for s in range(segments):
-        start, window = s * period, (Window(s),)
-        down = start + 2 * period - 1  # the time of bit 0
-        for bit in bits:
-            child = rank + (1 << bit)
-            messages.append((start + bit, Recv(child, window, Side.RIGHT)))
-            messages.append((down - bit, Send(child, window)))
-        if rank:
-            parent = rank - (1 << own)
-            messages.append((start + own, Send(parent, window)))
-            messages.append((down - own, Recv(parent, window)))
-    return messages
-
-
-@algorithm(
-    "allreduce",
-    blocks=_one_per_segment,
-    ordered=True,
-    requires=at_least(segments=1),
-    tune={"segments": pipeline(lambda size: 1)},
-)
-def binomial_tree(rank: int, size: int, *, segments: int = 1) -> Schedule:
-    """Reduce up a binomial tree, then broadcast down it; one segment goes down while the next comes up.
-
-    Works for any P.
-    Rounds: ⌈log2 P⌉(S+1) with S segments.
-    Bytes per rank: ⌈log2 P⌉·n at the root.
-    Ordered: a rank takes its children's runs of ranks one after the other.
-    Reference: Thakur, Rabenseifner, Gropp, Int. J. High Perform. Comput. Appl., 2005.
-    """
-    return in_time(_binomial_messages(rank, size, segments))
-
-
-@algorithm(
-    "allreduce",
-    blocks=_one_per_segment,
-    ordered=True,
-    requires=at_least(segments=1),
-    tune={"segments": pipeline(lambda size: 2 * floor_log2(size) - 1, share=3)},
-)
-def binary_tree(rank: int, size: int, *, segments: int = 1) -> Schedule:
-    """Reduce up a balanced binary search tree, then broadcast down it, segment after segment.
-
-    Works for any P.
-    Rounds: 2⌊log2 P⌋−1+S with S segments, in each of which a rank receives two from below and one from
-    above, and sends as many.
-    Bytes per rank: 3n; 2n at the root.
-    Ordered: every subtree is a run of ranks.
-    Reference: Pješivac-Grbović et al., Cluster Computing, 2007 (pipelined trees).
-    """
-    tree = search_tree(rank, size, root=size // 2)
-    up, down = upward(rank, tree, range(segments)), downward(tree, range(segments), start=-1)
-    return in_time(chained(up, down))
-
-
-@algorithm(
-    "allreduce",
-    blocks=_one_per_segment,
-    ordered=True,
-    requires=at_least(segments=1),
-    tune={"segments": lambda size, n: 2 * pipeline(lambda p: 2 * ceil_log2(p) - 1, share=2)(size, n)},
-)
-def double_binary_tree(rank: int, size: int, *, segments: int = 2) -> Schedule:
-    """Reduce and broadcast even segments in one tree, odd ones in another; no rank sends on in both.
-
-    Works for any P.
-    Rounds: about 2⌈log2 P⌉−1+⌈S/2⌉ with S segments.
-    Bytes per rank: 2n.
-    Ordered: every subtree of both is a run of ranks.
-    Reference: Sanders, Speck, Träff, Parallel Computing, 2009.
-    """
-    messages: list[Timed] = []
-    for parity, tree in enumerate((in_order_tree(rank, size), second_tree(rank, size))):
-        own = range(parity, segments, 2)
-        messages += [*upward(rank, tree, own), *downward(tree, own, start=-1)]
-    return in_time(messages)
-
-
-@algorithm(
-    "allreduce",
-    blocks=_one_per_segment,
-    requires=at_least(segments=1),
-    tune={"segments": pipeline(lambda size: ceil_log2(size) - 1)},
-)
-def circulant_pipelined(rank: int, size: int, *, segments: int = 1) -> Schedule:
-    """Reduce to rank 0, then broadcast, one segment in and one out in every round, on a circulant graph.
-
-    Works for any P.
-    Rounds: 2(S−1+⌈log2 P⌉) with S segments.
-    Bytes per rank: about 2n(1+(⌈log2 P⌉−1)/S).
-    Not ordered: every segment has a tree of its own.
-    Reference: Träff, IEEE CLUSTER, 2022.
-    """
-    yield from reduce.circulant_pipelined(rank, size, segments=segments)
-    yield from bcast.circulant_pipelined(rank, size, segments=segments)

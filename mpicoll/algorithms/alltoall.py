@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from ..registry import Params, algorithm
 from ..schedule import Recv, Round, Schedule, Send, Window, Windows, exchange
+from .common import at_least
 from .patterns import powers
-from .tuning import at_least, radix
+from .tuning import radix
 
 
 def _one_per_pair(size: int, params: Params) -> int:

@@ -6,8 +6,8 @@ from itertools import pairwise
 
 from ..registry import algorithm
 from ..schedule import Recv, Round, Schedule, Send
+from .common import at_least
 from .patterns import circulant_skips
-from .tuning import at_least
 
 
 @algorithm("barrier", blocks=lambda size, p: 1, requires=at_least(k=2))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from itertools import chain as chained
 
-from ..registry import Params, algorithm
+from ..registry import algorithm
 from ..schedule import Recv, Round, Schedule, Send, Window, recv, send
 from . import allgather, scatter
+from .common import at_least, one, one_per_rank, one_per_segment, power_of_two
 from .compose import downward, embed, in_time, only_new
 from .patterns import (
     ceil_log2,
@@ -27,28 +28,10 @@ from .trees import (
     second_root,
     second_tree,
 )
-from .tuning import at_least, pipeline, radix
+from .tuning import pipeline, radix
 
 
-def _one(size: int, params: Params) -> int:
-    return 1
-
-
-def _one_per_rank(size: int, params: Params) -> int:
-    return size
-
-
-def _one_per_segment(size: int, params: Params) -> int:
-    segments: int = params["segments"]
-    return segments
-
-
-def power_of_two(size: int, params: Params) -> str | None:
-    """Restriction of algorithms that need a power of two."""
-    return "P must be a power of two" if size & (size - 1) else None
-
-
-@algorithm("bcast", blocks=_one)
+@algorithm("bcast", blocks=one)
 def linear(rank: int, size: int, *, root: int = 0) -> Schedule:
     """The root sends the vector to every rank, all at once.
 
@@ -63,7 +46,7 @@ def linear(rank: int, size: int, *, root: int = 0) -> Schedule:
         yield Round(sends=tuple(Send(peer, (Window(0),)) for peer in range(size) if peer != root))
 
 
-@algorithm("bcast", blocks=_one)
+@algorithm("bcast", blocks=one)
 def binomial(rank: int, size: int, *, root: int = 0) -> Schedule:
     """Every rank that has the vector sends it to one more in every round.
 
@@ -81,7 +64,7 @@ def binomial(rank: int, size: int, *, root: int = 0) -> Schedule:
         yield send((rank + (1 << bit)) % size, Window(0))
 
 
-@algorithm("bcast", blocks=_one, requires=at_least(k=2), tune={"k": radix})
+@algorithm("bcast", blocks=one, requires=at_least(k=2), tune={"k": radix})
 def k_nomial(rank: int, size: int, *, k: int = 4, root: int = 0) -> Schedule:
     """Every rank that has the vector sends it to k−1 more in every round.
 
@@ -102,7 +85,7 @@ def k_nomial(rank: int, size: int, *, k: int = 4, root: int = 0) -> Schedule:
             yield recv((rank - place) % size, Window(0))
 
 
-@algorithm("bcast", blocks=_one, requires=power_of_two)
+@algorithm("bcast", blocks=one, requires=power_of_two)
 def bine_tree(rank: int, size: int, *, root: int = 0) -> Schedule:
     """A binomial tree over negabinary digits, whose edges are a third shorter.
 
@@ -121,7 +104,7 @@ def bine_tree(rank: int, size: int, *, root: int = 0) -> Schedule:
 
 @algorithm(
     "bcast",
-    blocks=_one_per_segment,
+    blocks=one_per_segment,
     requires=at_least(segments=1),
     tune={"segments": pipeline(lambda size: size - 2)},
 )
@@ -139,7 +122,7 @@ def chain(rank: int, size: int, *, segments: int = 1, root: int = 0) -> Schedule
 
 @algorithm(
     "bcast",
-    blocks=_one_per_segment,
+    blocks=one_per_segment,
     requires=at_least(segments=1),
     tune={"segments": pipeline(lambda size: floor_log2(size) - 1, share=2)},
 )
@@ -168,7 +151,7 @@ def _hung_from_zero(rank: int, size: int) -> Place:
 
 @algorithm(
     "bcast",
-    blocks=_one_per_segment,
+    blocks=one_per_segment,
     requires=at_least(segments=1),
     tune={"segments": lambda size, nbytes: 2 * pipeline(ceil_log2)(size, nbytes)},
 )
@@ -190,7 +173,7 @@ def double_binary_tree(rank: int, size: int, *, segments: int = 2, root: int = 0
 
 @algorithm(
     "bcast",
-    blocks=_one_per_segment,
+    blocks=one_per_segment,
     requires=at_least(segments=1),
     tune={"segments": pipeline(lambda size: ceil_log2(size) - 1)},
 )
@@ -229,7 +212,7 @@ def _completed(rounds: Schedule, rank: int, size: int, root: int) -> Schedule:
     return only_new(rounds, rank, size, held)
 
 
-@algorithm("bcast", blocks=_one_per_rank)
+@algorithm("bcast", blocks=one_per_rank)
 def scatter_allgather(rank: int, size: int, *, root: int = 0) -> Schedule:
     """Scatter down a binomial tree, then all-gather on a circulant graph what a rank does not have yet.
 
@@ -242,7 +225,7 @@ def scatter_allgather(rank: int, size: int, *, root: int = 0) -> Schedule:
     yield from _completed(allgather.circulant(rank, size), rank, size, root)
 
 
-@algorithm("bcast", blocks=_one_per_rank)
+@algorithm("bcast", blocks=one_per_rank)
 def scatter_allgather_ring(rank: int, size: int, *, root: int = 0) -> Schedule:
     """Scatter down a binomial tree, then all-gather on a ring what a rank does not have yet.
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from ..registry import Params, algorithm
+from ..registry import algorithm
 from ..schedule import Schedule
 from . import scatter
+from .common import one_per_rank
 from .compose import mirror
 
 
-def _one_per_rank(size: int, params: Params) -> int:
-    return size
-
-
-@algorithm("gather", blocks=_one_per_rank)
+@algorithm("gather", blocks=one_per_rank)
 def binomial(rank: int, size: int, *, root: int = 0) -> Schedule:
     """Double what is held in every round, up a binomial tree: the binomial scatter run backwards.
 
@@ -24,7 +21,7 @@ def binomial(rank: int, size: int, *, root: int = 0) -> Schedule:
     return mirror(scatter.binomial(rank, size, root=root), side=None)
 
 
-@algorithm("gather", blocks=_one_per_rank)
+@algorithm("gather", blocks=one_per_rank)
 def linear(rank: int, size: int, *, root: int = 0) -> Schedule:
     """Every rank sends its part to the root, all at once.
 

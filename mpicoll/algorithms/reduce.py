@@ -5,30 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain as chained
 
-from ..registry import Params, algorithm
+from ..registry import algorithm
 from ..schedule import Recv, Schedule, Send, Window, recv, send
 from . import bcast, gather, reduce_scatter
+from .common import at_least, one, one_per_rank, one_per_segment, power_of_two
 from .compose import Timed, folded, in_time, mirror, upward, whole
 from .patterns import ceil_log2, floor_log2, fold_index, side_of
 from .reduce_scatter import halving
 from .trees import in_order_tree, search_tree, second_root, second_tree
-from .tuning import at_least, pipeline, radix
+from .tuning import pipeline, radix
 
 
-def _one(size: int, params: Params) -> int:
-    return 1
-
-
-def _one_per_rank(size: int, params: Params) -> int:
-    return size
-
-
-def _one_per_segment(size: int, params: Params) -> int:
-    segments: int = params["segments"]
-    return segments
-
-
-@algorithm("reduce", blocks=_one, ordered=True)
+@algorithm("reduce", blocks=one, ordered=True)
 def linear(rank: int, size: int, *, root: int = 0) -> Schedule:
     """The root takes the vectors of the others one by one.
 
@@ -45,7 +33,7 @@ def linear(rank: int, size: int, *, root: int = 0) -> Schedule:
         yield recv(peer, Window(0), side=side_of(peer, root))
 
 
-@algorithm("reduce", blocks=_one)
+@algorithm("reduce", blocks=one)
 def binomial(rank: int, size: int, *, root: int = 0) -> Schedule:
     """Half of the ranks that are left hand in their vectors in every round: the broadcast run backwards.
 
@@ -58,7 +46,7 @@ def binomial(rank: int, size: int, *, root: int = 0) -> Schedule:
     return mirror(bcast.binomial(rank, size, root=root))
 
 
-@algorithm("reduce", blocks=_one, requires=at_least(k=2), tune={"k": radix})
+@algorithm("reduce", blocks=one, requires=at_least(k=2), tune={"k": radix})
 def k_nomial(rank: int, size: int, *, k: int = 4, root: int = 0) -> Schedule:
     """Of every k ranks that are left, k−1 hand in their vectors in every round.
 
@@ -71,7 +59,7 @@ def k_nomial(rank: int, size: int, *, k: int = 4, root: int = 0) -> Schedule:
     return mirror(bcast.k_nomial(rank, size, k=k, root=root))
 
 
-@algorithm("reduce", blocks=_one, requires=bcast.power_of_two)
+@algorithm("reduce", blocks=one, requires=power_of_two)
 def bine_tree(rank: int, size: int, *, root: int = 0) -> Schedule:
     """A binomial tree over negabinary digits, whose edges are a third shorter: the broadcast run backwards.
 
@@ -86,7 +74,7 @@ def bine_tree(rank: int, size: int, *, root: int = 0) -> Schedule:
 
 @algorithm(
     "reduce",
-    blocks=_one_per_segment,
+    blocks=one_per_segment,
     requires=at_least(segments=1),
     tune={"segments": pipeline(lambda size: size - 2)},
 )
@@ -104,7 +92,7 @@ def chain(rank: int, size: int, *, segments: int = 1, root: int = 0) -> Schedule
 
 @algorithm(
     "reduce",
-    blocks=_one_per_segment,
+    blocks=one_per_segment,
     ordered=True,
     requires=at_least(segments=1),
     tune={"segments": pipeline(lambda size: floor_log2(size) - 1, share=2)},
@@ -136,7 +124,7 @@ def _delivered(rank: int, holder: int, root: int, segments: Sequence[int]) -> li
 
 @algorithm(
     "reduce",
-    blocks=_one_per_segment,
+    blocks=one_per_segment,
     ordered=True,
     requires=at_least(segments=1),
     tune={"segments": lambda size, nbytes: 2 * pipeline(ceil_log2)(size, nbytes)},
@@ -164,7 +152,7 @@ def double_binary_tree(rank: int, size: int, *, segments: int = 2, root: int = 0
 
 @algorithm(
     "reduce",
-    blocks=_one_per_segment,
+    blocks=one_per_segment,
     requires=at_least(segments=1),
     tune={"segments": pipeline(lambda size: ceil_log2(size) - 1)},
 )
@@ -180,7 +168,7 @@ def circulant_pipelined(rank: int, size: int, *, segments: int = 1, root: int = 
     return mirror(bcast.circulant_pipelined(rank, size, segments=segments, root=root))
 
 
-@algorithm("reduce", blocks=_one_per_rank)
+@algorithm("reduce", blocks=one_per_rank)
 def circulant(rank: int, size: int, *, root: int = 0) -> Schedule:
     """Reduce-scatter on a circulant graph, then gather up a binomial tree.
 

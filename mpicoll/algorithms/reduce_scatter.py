@@ -6,8 +6,9 @@ import itertools
 from collections.abc import Sequence
 from math import prod
 
-from ..registry import Params, algorithm
+from ..registry import algorithm
 from ..schedule import Recv, Round, Schedule, Send, Side, Window, Windows, exchange
+from .common import even_size, one_per_rank
 from .compose import embed, folded, whole
 from .patterns import (
     base_factors,
@@ -20,16 +21,7 @@ from .patterns import (
 )
 
 
-def _one_per_rank(size: int, params: Params) -> int:
-    return size
-
-
-def even_size(size: int, params: Params) -> str | None:
-    """Restriction of Swing and Bine: partners have opposite parity."""
-    return "it pairs even with odd ranks, so P must be even" if size % 2 and size > 1 else None
-
-
-@algorithm("reduce_scatter", blocks=_one_per_rank)
+@algorithm("reduce_scatter", blocks=one_per_rank)
 def ring(rank: int, size: int) -> Schedule:
     """Every part travels once around a ring of all ranks and collects a contribution at each.
 
@@ -47,7 +39,7 @@ def ring(rank: int, size: int) -> Schedule:
         yield exchange(right, (mine,), (theirs,), Side.LEFT, source=left)
 
 
-@algorithm("reduce_scatter", blocks=_one_per_rank)
+@algorithm("reduce_scatter", blocks=one_per_rank)
 def pairwise(rank: int, size: int) -> Schedule:
     """Every rank sends each part straight to its owner, one partner after the other.
 
@@ -63,7 +55,7 @@ def pairwise(rank: int, size: int) -> Schedule:
         yield exchange(to, (Window(to),), (Window(rank),), Side.RIGHT, source=source)
 
 
-@algorithm("reduce_scatter", blocks=_one_per_rank, ordered=True)
+@algorithm("reduce_scatter", blocks=one_per_rank, ordered=True)
 def linear(rank: int, size: int) -> Schedule:
     """Every rank sends each part straight to its owner, all at once.
 
@@ -81,7 +73,7 @@ def linear(rank: int, size: int) -> Schedule:
         )
 
 
-@algorithm("reduce_scatter", blocks=_one_per_rank)
+@algorithm("reduce_scatter", blocks=one_per_rank)
 def circulant(rank: int, size: int) -> Schedule:
     """Halve the number of parts that still matter in every round, on a circulant graph.
 
@@ -145,7 +137,7 @@ def parts_of_proxies(size: int, base: int) -> list[Windows]:
     return [(Window(2 * v, 2),) if v < folds else (Window(v + folds),) for v in range(base)]
 
 
-@algorithm("reduce_scatter", blocks=_one_per_rank)
+@algorithm("reduce_scatter", blocks=one_per_rank)
 def recursive_halving(rank: int, size: int) -> Schedule:
     """Exchange half of what still matters with a partner, the farthest first.
 
@@ -167,7 +159,7 @@ def recursive_halving(rank: int, size: int) -> Schedule:
     )
 
 
-@algorithm("reduce_scatter", blocks=_one_per_rank, ordered=True)
+@algorithm("reduce_scatter", blocks=one_per_rank, ordered=True)
 def recursive_halving_near(rank: int, size: int) -> Schedule:
     """Exchange half of what still matters with a partner, the nearest first.
 
@@ -190,7 +182,7 @@ def recursive_halving_near(rank: int, size: int) -> Schedule:
     )
 
 
-@algorithm("reduce_scatter", blocks=_one_per_rank, ordered=True)
+@algorithm("reduce_scatter", blocks=one_per_rank, ordered=True)
 def recursive_doubling(rank: int, size: int) -> Schedule:
     """Exchange everything with a partner, at double the distance in every round.
 
@@ -242,7 +234,7 @@ def _swinging(rank: int, size: int, far_first: bool) -> Schedule:
             )
 
 
-@algorithm("reduce_scatter", blocks=_one_per_rank, requires=even_size)
+@algorithm("reduce_scatter", blocks=one_per_rank, requires=even_size)
 def swing(rank: int, size: int) -> Schedule:
     """Exchange with partners that swing to and fro at short distances, the nearest first.
 
@@ -255,7 +247,7 @@ def swing(rank: int, size: int) -> Schedule:
     return _swinging(rank, size, far_first=False)
 
 
-@algorithm("reduce_scatter", blocks=_one_per_rank, requires=even_size)
+@algorithm("reduce_scatter", blocks=one_per_rank, requires=even_size)
 def bine(rank: int, size: int) -> Schedule:
     """Exchange with the partners of Swing, the farthest first.
 

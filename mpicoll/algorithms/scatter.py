@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from ..registry import Params, algorithm
+from ..registry import algorithm
 from ..schedule import Round, Schedule, Send, Window, recv, send
+from .common import one_per_rank
 from .trees import binomial_bits, binomial_subtree
 
 
-def _one_per_rank(size: int, params: Params) -> int:
-    return size
-
-
-@algorithm("scatter", blocks=_one_per_rank)
+@algorithm("scatter", blocks=one_per_rank)
 def binomial(rank: int, size: int, *, root: int = 0) -> Schedule:
     """Hand the parts of half of the ranks on in every round, down a binomial tree.
 
@@ -30,7 +27,7 @@ def binomial(rank: int, size: int, *, root: int = 0) -> Schedule:
         yield send(child, Window(child, binomial_subtree(virtual + (1 << bit), size)))
 
 
-@algorithm("scatter", blocks=_one_per_rank)
+@algorithm("scatter", blocks=one_per_rank)
 def linear(rank: int, size: int, *, root: int = 0) -> Schedule:
     """The root sends every rank its part, all at once.
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import isqrt
 
-from ..registry import Params
-
 ALPHA_SECONDS = 2e-6
 BETA_SECONDS_PER_BYTE = 1e-10
 #: α/β: the bytes that could be sent in the time that one message takes to start.
@@ -44,15 +42,3 @@ def radix(size: int, nbytes: int) -> int:
     (4, 2)
     """
     return 4 if nbytes < BYTES_PER_START else 2
-
-
-def at_least(**least: int) -> Callable[[int, Params], str | None]:
-    """The restriction that integer parameters must not be less than these values."""
-
-    def reason(size: int, params: Params) -> str | None:
-        for name, value in least.items():
-            if not isinstance(params[name], int) or params[name] < value:
-                return f"{name} must be a whole number of at least {value}, not {params[name]!r}"
-        return None
-
-    return reason
