@@ -1,22 +1,23 @@
 """Which cases an algorithm is proved on: the values that its parameters take, for a number of ranks.
 
-At few ranks every combination is tried. At many the defaults and one variation after another in turn,
-a few at each size, so that a range of sizes goes through all of them.
+At few ranks every combination is tried, as long as that is not too many. Else a plain case and a sample
+of the combinations, another one at every size, so that a range of sizes goes through all of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import product
+from functools import cache
+from math import gcd, prod
 from typing import Any
 
-from .registry import Algorithm, algorithms
+from .errors import ArgumentError
+from .registry import Algorithm, algorithms, get
 from .verify import Proof, verify
 
-#: Up to this number of ranks, every combination of parameter values.
-ALL_UP_TO = 8
-#: Above it, the defaults and this many variations.
-VARIATIONS = 2
+#: Most cases up to so many ranks, increasing; then for any number of ranks.
+MOST = ((8, 48), (16, 8), (32, 3))
+MOST_AT_LARGE = 2
 
 
 def node_maps(size: int) -> list[tuple[int, ...]]:
@@ -43,45 +44,77 @@ def node_maps(size: int) -> list[tuple[int, ...]]:
     return list(dict.fromkeys(maps))
 
 
-def _roots(size: int) -> list[int]:
-    return list(range(size)) if size <= ALL_UP_TO else sorted({0, 1, size // 2, size - 1})
-
-
-#: Values by the name of a parameter. The first is the one that other variations are tried with.
+#: Values by the name of a parameter. The first is that of the plain case.
 VALUES: Mapping[str, Callable[[int], Iterable[Any]]] = {
-    "root": _roots,
+    "root": lambda size: range(size) if size <= 8 else sorted({0, 1, size // 2, size - 1}),
     "nodes": node_maps,
     "segments": lambda size: (1, 2, 3, 5),
     "k": lambda size: (2, 3, 4),
-    "radix": lambda size: (2, 3, 4),
+    "throttle": lambda size: (32, 1, 3),
 }
 
 
-def _values(name: str, default: Any, size: int) -> list[Any]:
-    if name in VALUES:
-        return list(VALUES[name](size))
-    return [default, not default] if isinstance(default, bool) else [default]
+@cache
+def _names(collective: str, algorithm: str, parameter: str) -> list[str]:
+    """The values of a parameter that names another algorithm; where it names something else, its default."""
+    entry = get(collective, algorithm)
+    default = entry.defaults[parameter]
+    names = {a.name for a in algorithms() if not a.hierarchical}
+    if default not in names:
+        return [default]
+
+    def known(name: str) -> bool:
+        try:
+            entry.refusal(4, {parameter: name, "nodes": (0, 0, 1, 1)})
+        except ArgumentError:
+            return False
+        return True
+
+    return [default, *sorted(name for name in names - {default} if known(name))]
+
+
+def _values(algorithm: Algorithm, parameter: str, size: int) -> list[Any]:
+    default = algorithm.defaults[parameter]
+    if parameter in VALUES:
+        return list(VALUES[parameter](size))
+    if isinstance(default, bool):
+        return [default, not default]
+    if isinstance(default, str):
+        return _names(algorithm.collective.name, algorithm.name, parameter)
+    return [default]
+
+
+def _sample(total: int, most: int, turn: int) -> list[int]:
+    """At most `most` of ``range(total)``, spread over it, 0 first; others for another `turn`.
+
+    >>> _sample(4, 8, 0), _sample(100, 4, 0), _sample(100, 4, 1)
+    ([0, 1, 2, 3], [0, 22, 61, 83], [0, 5, 44, 66])
+    """
+    if total <= most:
+        return list(range(total))
+    # Steps of about the golden section spread evenly, and being prime to the total they repeat nothing.
+    stride = next(s for s in range(total * 618 // 1000, 0, -1) if gcd(s, total) == 1)
+    others = (stride * (turn * (most - 1) + i) % total for i in range(1, most))
+    return sorted({0, *others})
 
 
 def cases(algorithm: Algorithm, size: int) -> Iterator[dict[str, Any]]:
     """Parameters to prove `algorithm` with at `size` ranks, without those that it refuses.
 
-    >>> from mpicoll.algorithms import allreduce
+    >>> import mpicoll.algorithms
     >>> from mpicoll.registry import get
     >>> list(cases(get("allreduce", "ring"), 5))
     [{}]
     """
-    values = {name: _values(name, default, size) for name, default in algorithm.defaults.items()}
-    if size <= ALL_UP_TO:
-        chosen: Iterable[dict[str, Any]] = (
-            dict(zip(values, combination, strict=True)) for combination in product(*values.values())
-        )
-    else:
-        base = {name: given[0] for name, given in values.items()}
-        others = [base | {name: value} for name, given in values.items() for value in given[1:]]
-        turns = min(VARIATIONS, len(others))
-        chosen = [base, *(others[(size * turns + i) % len(others)] for i in range(turns))]
-    return (params for params in chosen if algorithm.refusal(size, params) is None)
+    values = {name: _values(algorithm, name, size) for name in algorithm.defaults}
+    most = next((most for ranks, most in MOST if size <= ranks), MOST_AT_LARGE)
+    for number in _sample(prod(map(len, values.values())), most, size):
+        params = {}
+        for name, given in values.items():
+            number, index = divmod(number, len(given))
+            params[name] = given[index]
+        if algorithm.refusal(size, params) is None:
+            yield params
 
 
 def verify_all(

@@ -20,15 +20,13 @@ finished block, block p. The all-gather then widens the diagonal.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from xml.sax.saxutils import escape
 
-from .collectives import Collective
-from .network import Network, Span
+from .holdings import Holdings
 from .registry import Algorithm, get
-from .schedule import Round, Send
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,47 +66,6 @@ class Picture:
         return finished if count == self.whole else str(count or none)
 
 
-class _Holdings(Network):
-    """Who holds which contributions (as bits) to what, and since when, in rounds."""
-
-    def __init__(
-        self, kind: Collective, schedules: Sequence[Iterable[Round]], blocks: int, root: int
-    ) -> None:
-        super().__init__(kind.name, schedules, blocks)
-        self.barrier = kind.name == "barrier"
-        columns = self.size if self.barrier else blocks
-        self.state = [[0] * columns for _ in range(self.size)]
-        self.time = [0] * self.size
-        self.promised = [[self.barrier] * columns for _ in range(self.size)]
-        cut = blocks // kind.parts(self.size)
-        for rank, row in enumerate(self.state):
-            if self.barrier:
-                row[rank] = 1
-            for part in kind.before(rank, self.size, root):
-                row[part * cut : (part + 1) * cut] = [1 << rank] * cut
-            for part in kind.after(rank, self.size, root):
-                self.promised[rank][part * cut : (part + 1) * cut] = [True] * cut
-        self.history = [[(0, tuple(row))] for row in self.state]
-
-    def outgoing(self, rank: int, message: Send, span: Span) -> tuple[int, list[int]]:
-        row = self.state[rank]
-        return self.time[rank], list(row) if self.barrier else [row[b] for b in span.blocks]
-
-    def complete(
-        self, rank: int, step: Round, spans: list[Span], arrived: list[tuple[int, list[int]]]
-    ) -> None:
-        if not (step.sends or step.recvs):
-            return
-        row = self.state[rank]
-        for into, span, (_, cargo) in zip(step.recvs, spans, arrived, strict=True):
-            columns = range(self.size) if self.barrier else span.blocks
-            adds = self.barrier or into.side is not None
-            for column, theirs in zip(columns, cargo, strict=True):
-                row[column] = row[column] | theirs if adds else theirs
-        self.time[rank] = max([self.time[rank], *(time for time, _ in arrived)]) + 1
-        self.history[rank].append((self.time[rank], tuple(row)))
-
-
 def picture(algorithm: Algorithm | str, size: int, params: Mapping[str, Any] | None = None) -> Picture:
     """What every rank holds after each round of `algorithm` (or its name, ``"allreduce/ring"``).
 
@@ -118,22 +75,15 @@ def picture(algorithm: Algorithm | str, size: int, params: Mapping[str, Any] | N
         algorithm = get(*algorithm.split("/", 1))
     kind, resolved = algorithm.collective, algorithm.resolve(size, params)
     schedules = [algorithm.schedule(rank, size, params) for rank in range(size)]
-    state = _Holdings(kind, schedules, algorithm.blocks(size, params), resolved.get("root", 0))
+    state = Holdings(kind, schedules, algorithm.blocks(size, params), resolved.get("root", 0))
     state.run()
-    frames = []
-    latest = [0] * size
-    for time in range(max(state.time) + 1):
-        for rank, history in enumerate(state.history):
-            if latest[rank] + 1 < len(history) and history[latest[rank] + 1][0] <= time:
-                latest[rank] += 1
-        rows = (history[i][1] for history, i in zip(state.history, latest, strict=True))
-        frames.append(tuple(tuple(bin(cell).count("1") for cell in row) for row in rows))
+    frames = [state.at(time) for time in range(max(state.time) + 1)]
     given = "".join(f", {k}={v}" for k, v in resolved.items() if v is not None)
     return Picture(
         title=f"{algorithm}, P={size}{given}",
         column="rank" if state.barrier else "block",
         whole=size if kind.reduces else 1,
-        frames=tuple(frames),
+        frames=tuple(tuple(tuple(bin(c).count("1") for c in row) for row in rows) for rows in frames),
         promised=tuple(tuple(row) for row in state.promised),
     )
 

@@ -2,7 +2,7 @@
 
 A mutant is dropped where it equals the original (a window shifted all the way round) or where the original
 carries data twice and would do with one message less. Both are decided by comparing and counting in the
-schedules, never by asking the verifier.
+original, never by asking the verifier.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from .collectives import Collective
 from .errors import ScheduleError
+from .holdings import Holdings
 from .registry import Algorithm
 from .schedule import Recv, Round, Send, Side, Window, Windows, blocks_of
 from .verify import verify_schedules
@@ -92,13 +93,15 @@ def _name(change: str, spot: Spot) -> str:
 class _Needed:
     """Whether a message is indispensable: a schedule may carry some data twice, and be right without it.
 
-    Decided by counting: a copy is needed if it brings a block that the receiver has not had from the
-    beginning, and receives nowhere else. Every combination is needed. Of tokens nothing is known.
+    A copy is needed if it brings a block that the receiver has not got yet, and copies nowhere else. Every
+    combination is needed. Of tokens nothing is known.
     """
 
     def __init__(self, rounds: Rounds, blocks: int, kind: Collective, root: int) -> None:
-        self.rounds, self.blocks, self.kind = rounds, blocks, kind
-        cut, size = blocks // kind.parts(len(rounds)), len(rounds)
+        self.rounds, self.blocks = rounds, blocks
+        held = Holdings(kind, rounds, blocks, root)
+        held.run()
+        self.idle = held.idle
         self.copies = Counter(
             (rank, block)
             for rank, steps in enumerate(rounds)
@@ -107,22 +110,16 @@ class _Needed:
             if into.side is None
             for block in blocks_of(into.windows, blocks)
         )
-        self.at_first = {
-            (rank, block)
-            for rank in range(0 if kind.reduces else size)
-            for part in kind.before(rank, size, root)
-            for block in range(part * cut, (part + 1) * cut)
-        }
 
     def __call__(self, spot: Spot, shifted: bool) -> bool:
+        place = spot.dest, spot.received_in, spot.recv
         into = self.rounds[spot.dest][spot.received_in].recvs[spot.recv]
         if into.side is not None or not into.windows:
             return bool(into.windows) or not shifted
         lost = set(blocks_of(into.windows, self.blocks))
         if shifted:
             lost -= set(blocks_of(_shifted(into.windows, self.blocks), self.blocks))
-        places = [(spot.dest, block) for block in lost]
-        return any(self.copies[place] == 1 and place not in self.at_first for place in places)
+        return any(self.copies[spot.dest, b] == 1 and (*place, b) not in self.idle for b in lost)
 
 
 def refuse_mutants(algorithm: Algorithm, size: int, params: Mapping[str, Any] | None = None) -> int:

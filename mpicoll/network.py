@@ -12,20 +12,71 @@ wait is for a named peer, so the outcome does not depend on the order in which r
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, NoReturn
+from itertools import pairwise
+from typing import Any, NoReturn
 
 from .errors import ScheduleError
-from .schedule import Recv, Round, Send, Windows, blocks_of
+from .schedule import Recv, Round, Send, Windows
 
 
-class Span(NamedTuple):
-    """The blocks of some windows: in order, as a set, and as a slice where they are consecutive."""
+class Span:
+    """The blocks of some windows, as runs ``(start, stop)`` in the order listed, joined where they adjoin.
 
-    blocks: tuple[int, ...]
-    members: frozenset[int]
-    cut: slice | None
+    Two messages name the same blocks in the same order if their runs are equal. Long runs are never
+    written out: `cut` is the slice of the only run, if there is only one.
+    """
+
+    __slots__ = ("_blocks", "count", "cut", "runs")
+
+    def __init__(self, windows: Windows, blocks: int) -> None:
+        runs: list[tuple[int, int]] = []
+        for window in windows:
+            start, left = window.start % blocks, window.length
+            while left > 0:
+                stop = min(start + left, blocks)
+                if runs and runs[-1][1] == start:
+                    runs[-1] = runs[-1][0], stop
+                else:
+                    runs.append((start, stop))
+                left -= stop - start
+                start = 0
+        self.runs = tuple(runs)
+        self.count = sum(stop - start for start, stop in runs)
+        self.cut = slice(*runs[0]) if len(runs) == 1 else None
+        self._blocks: Sequence[int] | None = range(*runs[0]) if len(runs) == 1 else None
+
+    @property
+    def blocks(self) -> Sequence[int]:
+        """All block numbers."""
+        if self._blocks is None:
+            self._blocks = tuple(b for run in self.runs for b in range(*run))
+        return self._blocks
+
+    def meets(self, other: Span) -> bool:
+        """Whether the two have a block in common."""
+        if self.cut and other.cut:
+            return self.cut.start < other.cut.stop and other.cut.start < self.cut.stop
+        return bool(self.common(other))
+
+    def common(self, other: Span) -> list[tuple[int, int]]:
+        """The runs that both have, in increasing order."""
+        mine, theirs = sorted(self.runs), sorted(other.runs)
+        found, i, j = [], 0, 0
+        while i < len(mine) and j < len(theirs):
+            start, stop = max(mine[i][0], theirs[j][0]), min(mine[i][1], theirs[j][1])
+            if start < stop:
+                found.append((start, stop))
+            if mine[i][1] < theirs[j][1]:
+                i += 1
+            else:
+                j += 1
+        return found
+
+    def repeated(self) -> list[tuple[int, int]]:
+        """Runs that are listed more than once."""
+        runs = sorted(self.runs)
+        return [(b[0], min(a[1], b[1])) for a, b in pairwise(runs) if b[0] < a[1]]
 
 
 def spell(numbers: Sequence[int], noun: str = "block") -> str:
@@ -34,16 +85,22 @@ def spell(numbers: Sequence[int], noun: str = "block") -> str:
     >>> spell((3,)), spell((0, 1, 2, 7)), spell(())
     ('block 3', 'blocks 0..2, 7', 'no block')
     """
-    runs: list[list[int]] = []
+    runs: list[tuple[int, int]] = []
     for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
+        if runs and number == runs[-1][1]:
+            runs[-1] = runs[-1][0], number + 1
         else:
-            runs.append([number, number])
-    text = ", ".join(f"{a}" if a == b else f"{a}..{b}" for a, b in runs[:8])
+            runs.append((number, number + 1))
+    return spell_runs(runs, noun)
+
+
+def spell_runs(runs: Sequence[tuple[int, int]], noun: str = "block") -> str:
+    """Runs ``(start, stop)`` in words, see `spell`."""
+    text = ", ".join(f"{a}" if b == a + 1 else f"{a}..{b - 1}" for a, b in runs[:8])
     if len(runs) > 8:
         text += f", and {len(runs) - 8} more runs"
-    return {0: f"no {noun}", 1: f"{noun} {text}"}.get(len(numbers), f"{noun}s {text}")
+    count = sum(b - a for a, b in runs)
+    return {0: f"no {noun}", 1: f"{noun} {text}"}.get(count, f"{noun}s {text}")
 
 
 class Network:
@@ -66,8 +123,8 @@ class Network:
         self._missing = [0] * self.size
         self._arrived: list[list[Any]] = [[] for _ in range(self.size)]
         self._places: list[list[Span]] = [[] for _ in range(self.size)]
-        self._sent: dict[int, deque[tuple[Any, Span]]] = {}  # by source · P + destination
-        self._awaited: dict[int, deque[tuple[int, Span]]] = {}
+        self._sent: dict[int, list[tuple[Any, Span]]] = {}  # by source · P + destination
+        self._awaited: dict[int, list[tuple[int, Span]]] = {}
         self._spans: dict[Windows, Span] = {}
 
     # -- what a reader overrides -------------------------------------------------------------------
@@ -107,7 +164,7 @@ class Network:
             self.fail(rank, f"a schedule of more than {self.most_rounds} rounds does not end")
         places = self._places[rank] = [spans.get(m.windows) or self.span(rank, m.windows) for m in recvs]
         for slot, into in enumerate(recvs):
-            if into.side is None:
+            if into.side is None and into.windows:
                 self._refuse_overlap(rank, slot, step)
         missing[rank] = len(sends) + len(recvs)
         arrived[rank] = [None] * len(recvs)
@@ -119,7 +176,7 @@ class Network:
             cargo = self.outgoing(rank, out, span)
             waiting = self._awaited.get(rank * size + peer)
             if waiting:
-                slot, place = waiting.popleft()
+                slot, place = waiting.pop(0)
                 if span is not place:
                     self._compare(rank, span, peer, place)
                 arrived[peer][slot] = cargo
@@ -128,14 +185,14 @@ class Network:
                 if not missing[peer]:
                     ready.append(peer)
             else:
-                self._sent.setdefault(rank * size + peer, deque()).append((cargo, span))
+                self._sent.setdefault(rank * size + peer, []).append((cargo, span))
         for slot, into in enumerate(recvs):
             peer = into.peer
             if not 0 <= peer < size or peer == rank:
                 self._wrong_peer(rank, "receives from", peer)
             coming = self._sent.get(peer * size + rank)
             if coming:
-                arrived[rank][slot], span = coming.popleft()
+                arrived[rank][slot], span = coming.pop(0)
                 if span is not places[slot]:
                     self._compare(peer, span, rank, places[slot])
                 missing[rank] -= 1
@@ -143,7 +200,7 @@ class Network:
                 if not missing[peer]:
                     ready.append(peer)
             else:
-                self._awaited.setdefault(peer * size + rank, deque()).append((slot, places[slot]))
+                self._awaited.setdefault(peer * size + rank, []).append((slot, places[slot]))
         self.messages += len(recvs)
         if not missing[rank]:
             ready.append(rank)
@@ -153,44 +210,40 @@ class Network:
 
         (With other names a message could also differ in length: blocks are not all equally long.)
         """
-        if sent.blocks != awaited.blocks:
+        if sent.runs != awaited.runs:
             self.fail(
                 dest,
-                f"it expects {spell(awaited.blocks)} from rank {source}, which in its round "
-                f"{self.rounds[source]} sends {spell(sent.blocks)}",
+                f"it expects {spell_runs(awaited.runs)} from rank {source}, which in its round "
+                f"{self.rounds[source]} sends {spell_runs(sent.runs)}",
             )
 
     def _refuse_overlap(self, rank: int, slot: int, step: Round) -> None:
         """A copy may overlap neither a send nor another receive of its round (`schedule`, rule 2)."""
         places = self._places[rank]
-        members = places[slot].members
+        mine = places[slot]
         for out in step.sends:
             span = self._spans.get(out.windows) or self.span(rank, out.windows)
-            if not members.isdisjoint(span.members):
-                self._overlap(rank, step.recvs[slot], span, f"sent to rank {out.peer}")
+            if mine.meets(span):
+                self._overlap(rank, step.recvs[slot], mine.common(span), f"sent to rank {out.peer}")
         for other, span in enumerate(places):
-            if other != slot and not members.isdisjoint(span.members):
-                peer = step.recvs[other].peer
-                self._overlap(rank, step.recvs[slot], span, f"received from rank {peer}")
+            if other != slot and mine.meets(span):
+                also = f"received from rank {step.recvs[other].peer}"
+                self._overlap(rank, step.recvs[slot], mine.common(span), also)
 
-    def _overlap(self, rank: int, into: Recv, span: Span, also: str) -> NoReturn:
-        both = spell([b for b in span.blocks if b in self.span(rank, into.windows).members])
-        self.fail(rank, f"the copy of {both} from rank {into.peer} overlaps what is {also} in this round")
+    def _overlap(self, rank: int, into: Recv, both: list[tuple[int, int]], also: str) -> NoReturn:
+        where = f"the copy of {spell_runs(both)} from rank {into.peer}"
+        self.fail(rank, f"{where} overlaps what is {also} in this round")
 
     def span(self, rank: int, windows: Windows) -> Span:
         """The blocks of `windows`, checked: no empty window, no block twice. Kept for the next time."""
         span = self._spans.get(windows)
         if span is None:
-            blocks = tuple(blocks_of(windows, self.blocks))
             if any(w.length < 1 for w in windows):
                 self.fail(rank, f"an empty window in {windows}: leave it out (a token has no windows)")
-            members = frozenset(blocks)
-            if len(members) != len(blocks):
-                twice = sorted(b for b in members if blocks.count(b) > 1)
-                self.fail(rank, f"one message carries {spell(twice)} more than once")
-            row = blocks and blocks[-1] - blocks[0] + 1 == len(blocks) and len(windows) == 1
-            cut = slice(blocks[0], blocks[-1] + 1) if row else None
-            span = self._spans[windows] = Span(blocks, members, cut)
+            span = Span(windows, self.blocks)
+            if twice := span.repeated():
+                self.fail(rank, f"one message carries {spell_runs(twice)} more than once")
+            self._spans[windows] = span
         return span
 
     # -- saying what is wrong -------------------------------------------------------------------------
@@ -209,12 +262,12 @@ class Network:
         for key, sends in self._sent.items():
             source, dest = divmod(key, self.size)
             for _, span in sends:
-                text = f"sends {spell(span.blocks)} to rank {dest}"
+                text = f"sends {spell_runs(span.runs)} to rank {dest}"
                 unmet.setdefault(source, []).append((dest, text))
         for key, recvs in self._awaited.items():
             source, dest = divmod(key, self.size)
             for _, place in recvs:
-                text = f"awaits {spell(place.blocks)} from rank {source}"
+                text = f"awaits {spell_runs(place.runs)} from rank {source}"
                 unmet.setdefault(dest, []).append((source, text))
         return unmet
 

@@ -20,13 +20,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from .collectives import Collective, collective
 from .errors import ScheduleError
 from .network import Network, Span, spell
 from .registry import Algorithm, get
 from .schedule import Recv, Round, Send, Side
+
+if TYPE_CHECKING:
+    from .verify_large import LargeExpressions
+
+#: With more cells (ranks times blocks) than this, `verify_large` keeps the state.
+LARGE = 1 << 19
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +46,7 @@ class Proof:
     rounds: int = 0  # the most that any rank takes
     messages: int = 0  # of all ranks together
     blocks_moved: int = 0  # by all messages together
-    expressions: int = 0  # different combinations that were formed, on all ranks together
+    expressions: int | None = 0  # different combinations that were formed; None: not counted
     ordered: bool = True  # no combination was out of rank order
 
     def __str__(self) -> str:
@@ -92,11 +98,15 @@ def verify_schedules(
     kind = collective(kind) if isinstance(kind, str) else kind
     name = name or kind.name
     title = f"{name} P={len(schedules)}{_spell_params(params or {})}"
-    state: _Barrier | _Expressions
+    state: _Barrier | _Expressions | LargeExpressions
     if kind.name == "barrier":
         state = _Barrier(title, schedules, blocks)
-    else:
+    elif len(schedules) * blocks <= LARGE:
         state = _Expressions(title, schedules, blocks, kind, root, ordered)
+    else:
+        from .verify_large import LargeExpressions  # NumPy, which all else here does without
+
+        state = LargeExpressions(title, schedules, blocks, kind, root, ordered)
     state.run()
     state.conclude()
     return Proof(
@@ -138,9 +148,10 @@ class _Barrier(Network):
             self.known[rank] |= history
 
     def conclude(self) -> None:
+        everyone = (1 << self.size) - 1
         for rank, history in enumerate(self.known):
-            unknown = [r for r in range(self.size) if not history >> r & 1]
-            if unknown:
+            if history != everyone:
+                unknown = [r for r in range(self.size) if not history >> r & 1]
                 raise ScheduleError(
                     f"{self.name}: rank {rank} leaves the barrier without knowing that "
                     f"{spell(unknown, 'rank')} began"
