@@ -50,7 +50,8 @@ def build(contender: Contender, work: Workload, own: Any, plain: Any) -> Runnabl
     if not contender.builtin:
         made = _build_own(contender, work, own, arguments)
     elif contender.name == "builtin":
-        made = Runnable(contender, partial(getattr(plain, work.recipe.method), *arguments))
+        call = partial(getattr(plain, work.recipe.method), *arguments)
+        made = Runnable(contender, call, algorithm="builtin")
     else:
         made = _build_persistent(contender, getattr(plain, work.recipe.method + "_init")(*arguments))
     made.build_seconds = time.perf_counter() - start
