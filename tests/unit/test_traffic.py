@@ -28,6 +28,45 @@ def test_ring_is_the_seed_tables_first_row(size: int):
     assert counts.messages == 2 * (size - 1) * size
 
 
+@pytest.mark.parametrize("size", range(1, 65))
+def test_recursive_halving_doubling_is_the_second_row(size: int):
+    counts = traffic("allreduce/recursive_halving_doubling", size)
+    base = 1 << (size.bit_length() - 1)
+    rounds, share = 2 * (base.bit_length() - 1), Fraction(base - 1, base)
+    if size == base:
+        assert counts.rounds == counts.critical_rounds == rounds
+        assert set(counts.sent_of) == set(counts.received_of) == {2 * share}
+        assert set(counts.reduced_of) == {share}
+        return
+    # The fold: an extra sends its vector and gets the result; its proxy does so in addition to its own part.
+    extras = size - base
+    assert counts.rounds == counts.critical_rounds == rounds + 2
+    assert sorted(counts.sent_of) == sorted(
+        [Fraction(1)] * extras + [2 * share + 1] * extras + [2 * share] * (base - extras)
+    )
+    assert counts.reduced == share + 1
+
+
+@pytest.mark.parametrize("size", range(1, 65))
+@pytest.mark.parametrize(("name", "children"), [("binary_tree", 2), ("binomial_tree", 6)])
+def test_trees_are_the_third_row(name: str, children: int, size: int):
+    """A reduction up and a broadcast down a tree, unsegmented: every link carries n up and n down.
+
+    So at the root of a binary tree, 2n cross each of its (at most two) links, and 4n go through it. The
+    last leaf has waited for twice the height: ⌊log2 P⌋ of our balanced in-order binary tree, ⌈log2 P⌉ of
+    the binomial tree.
+    """
+    counts = traffic(f"allreduce/{name}", size, {"segments": 1})
+    height = size.bit_length() - 1 if name == "binary_tree" else (size - 1).bit_length()
+    assert counts.critical_rounds == 2 * height
+    matrix = peer_bytes(f"allreduce/{name}", size, 10, 1, {"segments": 1})
+    links = [(a, b) for a in range(size) for b in range(a) if matrix[a][b] or matrix[b][a]]
+    assert len(links) == size - 1
+    assert all(matrix[a][b] == matrix[b][a] == 10 for a, b in links)
+    assert counts.sent <= children + 1
+    assert counts.total == 2 * (size - 1)
+
+
 @pytest.mark.parametrize("algorithm", [pytest.param(a, id=str(a)) for a in algorithms()])
 @pytest.mark.parametrize("size", [2, 3, 4, 7, 8])
 def test_what_is_sent_is_received(algorithm: Algorithm, size: int):

@@ -1,0 +1,168 @@
+"""The verbs that need no MPI, as a user types them."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from mpicoll.bench import tools
+from mpicoll.errors import ArgumentError
+from mpicoll.registry import algorithm, algorithms, unregister
+from mpicoll.schedule import Schedule, Side, Window, recv, send
+
+Run = Callable[..., int]
+
+
+@pytest.fixture
+def run() -> Run:
+    """Run a verb; returns its exit status."""
+    parser = argparse.ArgumentParser()
+    tools.add_parsers(parser.add_subparsers(required=True))
+
+    def call(*words: str) -> int:
+        args = parser.parse_args(words)
+        return args.func(args)
+
+    return call
+
+
+@pytest.fixture
+def wrong() -> Iterator[str]:
+    """An algorithm that forgets the last rank, registered for one test."""
+
+    @algorithm("reduce", blocks=lambda size, p: 1, name="wrong for tests")
+    def wrong(rank: int, size: int, *, root: int = 0) -> Schedule:
+        """Reduce all but one."""
+        others = [peer for peer in range(size) if peer != root][:-1]
+        if rank == root:
+            for peer in others:
+                yield recv(peer, Window(0), side=Side.RIGHT)
+        elif rank in others:
+            yield send(root, Window(0))
+
+    yield "wrong for tests"
+    unregister("reduce", "wrong for tests")
+
+
+def test_list_has_a_line_for_every_algorithm(run: Run, capsys: pytest.CaptureFixture[str]):
+    assert run("list", "--ranks", "6") == 0
+    lines = capsys.readouterr().out.splitlines()
+    listed = [line.split()[0] for line in lines if "/" in line.split(" ")[0]]
+    assert listed == [str(a) for a in algorithms()]
+    ring = next(line for line in lines if line.startswith("allreduce/ring "))
+    assert ring.split()[1:9] == ["any", "no", "10", "10", "5/3", "n", "5/6", "n"]
+
+
+def test_list_of_one_collective_and_its_nodes(run: Run, capsys: pytest.CaptureFixture[str]):
+    assert run("list", "barrier", "--ranks", "4", "--nodes", "3,1") == 0
+    out = capsys.readouterr().out
+    assert "allreduce/" not in out
+    assert "Node of each rank: 0,0,0,1" in out
+
+
+def test_show_draws_and_counts(run: Run, capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    file = tmp_path / "ring.svg"
+    assert run("show", "allreduce", "ring", "--ranks", "3", "--svg", str(file), "--ascii") == 0
+    out = capsys.readouterr().out
+    assert "rank 2  1 1 1    2 1 1    2 1 #    2 # #    # # #" in out
+    assert "4 rounds, 12 messages; a rank sends at most 4/3 n and reduces at most 2/3 n." in out
+    assert out.isascii()
+    assert ElementTree.parse(file).getroot().tag.endswith("svg")
+
+
+def test_show_takes_parameters_roots_and_nodes(run: Run, capsys: pytest.CaptureFixture[str]):
+    assert run("show", "bcast", "chain", "--ranks", "3", "--root", "2", "--param", "segments=2") == 0
+    assert "P=3, root=2, segments=2" in capsys.readouterr().out.replace(
+        "segments=2, root=2", "root=2, segments=2"
+    )
+    assert run("show", "allreduce", "leader", "--ranks", "3", "--nodes", "2,1") == 0
+    assert "nodes=(0, 0, 1)" in capsys.readouterr().out
+
+
+def test_show_refuses_what_cannot_be_served(run: Run, capsys: pytest.CaptureFixture[str]):
+    assert run("show", "allreduce", "leader") == 1
+    assert "needs a node map" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("list", "allredcue"), "unknown collective 'allredcue'"),
+        (("list", "--ranks", "0"), "there is at least one rank"),
+        (("list", "--nodes", "1,2,3"), "write ranks per node that add up to 8"),
+        (("list", "--nodes", "a,b"), "write ranks per node"),
+        (("show", "allreduce", "rign"), "has no algorithm 'rign'"),
+        (("show", "allreduce", "ring", "--param", "k"), "write NAME=VALUE"),
+        (("show", "allreduce", "ring", "--param", "k=3"), "has no parameter k"),
+        (("show", "bcast", "chain", "--root", "9"), "root 9 is not in 0..3"),
+        (("verify", "allreduce", "rign"), "has no algorithm 'rign'"),
+        (("verify", "--ranks", "x"), "not numbers of ranks: 'x'"),
+        (("verify", "--ranks", "0:3"), "begin at 1"),
+    ],
+)
+def test_wrong_usage_is_status_2(run: Run, capsys: pytest.CaptureFixture[str], words: tuple, message: str):
+    assert run(*words) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.out == ""
+
+
+def test_verify_proves_and_says_how_it_grows(run: Run, capsys: pytest.CaptureFixture[str]):
+    assert run("verify", "allreduce", "ring", "--ranks", "1:16") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("proved  allreduce/ring")
+    assert "16 cases" in lines[0]
+    assert "mutants refused" in lines[0]
+    assert "P=16 takes" in lines[0]
+    assert lines[-1].startswith("1 of 1 algorithms proved for P=1..16: 16 cases, ")
+
+
+def test_verify_names_sizes_not_served(run: Run, capsys: pytest.CaptureFixture[str]):
+    assert run("verify", "allgather", "neighbor_exchange", "--ranks", "2:5") == 0
+    assert "note    allgather/neighbor_exchange does not serve P=3, 5" in capsys.readouterr().out
+
+
+def test_verify_fails_on_a_wrong_algorithm_and_goes_on(
+    run: Run, wrong: str, capsys: pytest.CaptureFixture[str]
+):
+    assert run("verify", "reduce", "--ranks", "2,3") == 1
+    out = capsys.readouterr().out
+    assert (
+        "FAILED  reduce/wrong for tests P=2 root=0: at the end block 0 of rank 0 lacks the contribution"
+        in out
+    )
+    assert "proved  reduce/binomial" in out
+    assert out.splitlines()[-1].startswith(f"{len(algorithms('reduce')) - 1} of {len(algorithms('reduce'))}")
+
+
+def test_verify_notes_undeclared_order(run: Run, capsys: pytest.CaptureFixture[str]):
+    @algorithm("reduce", blocks=lambda size, p: 1, name="in order for tests")
+    def in_order(rank: int, size: int, *, root: int = 0) -> Schedule:
+        """Hand a growing sum down to rank 0, and the result to the root."""
+        if rank < size - 1:
+            yield recv(rank + 1, Window(0), side=Side.RIGHT)
+        if rank > 0:
+            yield send(rank - 1, Window(0))
+        if root > 0 and rank == 0:
+            yield send(root, Window(0))
+        if root > 0 and rank == root:
+            yield recv(0, Window(0))
+
+    try:
+        assert run("verify", "reduce", "in order for tests", "--ranks", "1:5") == 0
+        assert "combined in rank order in every case, but is not declared ordered" in capsys.readouterr().out
+    finally:
+        unregister("reduce", "in order for tests")
+
+
+def test_parsers_refuse_what_they_cannot_read():
+    assert tools.parse_ranks("8,1:3,2") == [1, 2, 3, 8]
+    assert tools.parse_nodes("2,2", 4) == (0, 0, 1, 1)
+    assert tools.parse_nodes("0,1,1,0", 4) == (0, 1, 1, 0)
+    with pytest.raises(ArgumentError):
+        tools.parse_nodes("2,2", 5)
+    assert tools.parse_params(["a=(0, 1)", "b=ring"]) == {"a": (0, 1), "b": "ring"}
