@@ -11,122 +11,19 @@
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <pthread.h>
 #include <sched.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 #include <time.h>
 
+#include "_runner.h"
+
 typedef int (*startall_fn)(int, void *);
 typedef int (*testall_fn)(int, void *, int *, void *);
 typedef int (*reduce_local_fn)(const void *, void *, int, intptr_t, intptr_t);
-typedef void (*kernel_fn)(void *, const void *, const void *, int64_t);
-
-/* ---- out = left op right, for every arithmetic type ------------------------------------------- */
-
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && defined(__linux__)
-#define CLONES __attribute__((target_clones("avx2", "default")))
-#else
-#define CLONES
-#endif
-
-/* `out` may be `left` or `right` itself, never a shifted overlap: there is no dependency between
- * iterations, which is what ivdep promises. */
-#define KERNEL(op, tag, type, expression)                                                              \
-    CLONES static void op##_##tag(void *out_, const void *left_, const void *right_, int64_t n) {      \
-        type *out = out_;                                                                              \
-        const type *left = left_, *right = right_;                                                     \
-        _Pragma("GCC ivdep") for (int64_t i = 0; i < n; i++) {                                         \
-            const type a = left[i], b = right[i];                                                      \
-            out[i] = (type)(expression);                                                               \
-        }                                                                                              \
-    }
-
-/* NaN wins, and of two equal values (+0 and -0) the right one: the same choice on every rank. */
-#define ORDER(tag, type)                                                                               \
-    KERNEL(max, tag, type, (a > b || a != a) ? a : b)                                                  \
-    KERNEL(min, tag, type, (a < b || a != a) ? a : b)
-#define ARITHMETIC(tag, type) KERNEL(sum, tag, type, a + b) KERNEL(prod, tag, type, a *b)
-#define LOGICAL(tag, type)                                                                             \
-    KERNEL(land, tag, type, a && b)                                                                    \
-    KERNEL(lor, tag, type, a || b)                                                                     \
-    KERNEL(lxor, tag, type, !a != !b)
-#define BITWISE(tag, type)                                                                             \
-    KERNEL(band, tag, type, a &b) KERNEL(bor, tag, type, a | b) KERNEL(bxor, tag, type, a ^ b)
-/* Signed sums and products wrap: they are computed as unsigned. */
-#define INTEGER(tag, type, unsigned_type)                                                              \
-    KERNEL(sum, tag, type, (unsigned_type)a + (unsigned_type)b)                                        \
-    KERNEL(prod, tag, type, (unsigned_type)a *(unsigned_type)b)                                        \
-    ORDER(tag, type) LOGICAL(tag, type) BITWISE(tag, type)
-
-INTEGER(i1, int8_t, uint32_t)
-INTEGER(i2, int16_t, uint32_t)
-INTEGER(i4, int32_t, uint32_t)
-INTEGER(i8, int64_t, uint64_t)
-INTEGER(u1, uint8_t, uint32_t)
-INTEGER(u2, uint16_t, uint32_t)
-INTEGER(u4, uint32_t, uint32_t)
-INTEGER(u8, uint64_t, uint64_t)
-ARITHMETIC(f4, float)
-ORDER(f4, float)
-ARITHMETIC(f8, double)
-ORDER(f8, double)
-ARITHMETIC(fg, long double)
-ORDER(fg, long double)
-#ifdef __FLT16_MANT_DIG__
-ARITHMETIC(f2, _Float16)
-ORDER(f2, _Float16)
-#endif
-
-/* A complex number is a pair of reals; sums are sums of twice as many reals. */
-#define COMPLEX(tag, type, real)                                                                       \
-    static void sum_##tag(void *out, const void *left, const void *right, int64_t n) {                 \
-        sum_##real(out, left, right, 2 * n);                                                           \
-    }                                                                                                  \
-    static void prod_##tag(void *out_, const void *left_, const void *right_, int64_t n) {             \
-        type *out = out_;                                                                              \
-        const type *left = left_, *right = right_;                                                     \
-        for (int64_t i = 0; i < 2 * n; i += 2) {                                                       \
-            const type a = left[i], b = left[i + 1], c = right[i], d = right[i + 1];                   \
-            out[i] = a * c - b * d;                                                                    \
-            out[i + 1] = a * d + b * c;                                                                \
-        }                                                                                              \
-    }
-COMPLEX(c4, float, f4)
-COMPLEX(c8, double, f8)
-COMPLEX(cg, long double, fg)
-
-typedef struct {
-    const char *name;
-    kernel_fn function;
-} named_kernel;
-
-#define ENTRY(op, tag) {#op "_" #tag, op##_##tag},
-#define ENTRIES_ARITHMETIC(tag) ENTRY(sum, tag) ENTRY(prod, tag)
-#define ENTRIES_REAL(tag) ENTRIES_ARITHMETIC(tag) ENTRY(max, tag) ENTRY(min, tag)
-#define ENTRIES_LOGICAL(tag) ENTRY(land, tag) ENTRY(lor, tag) ENTRY(lxor, tag)
-#define ENTRIES_INTEGER(tag)                                                                           \
-    ENTRIES_REAL(tag) ENTRIES_LOGICAL(tag) ENTRY(band, tag) ENTRY(bor, tag) ENTRY(bxor, tag)
-
-static const named_kernel KERNELS[] = {
-    ENTRIES_INTEGER(i1) ENTRIES_INTEGER(i2) ENTRIES_INTEGER(i4) ENTRIES_INTEGER(i8)
-    ENTRIES_INTEGER(u1) ENTRIES_INTEGER(u2) ENTRIES_INTEGER(u4) ENTRIES_INTEGER(u8)
-    ENTRIES_REAL(f4) ENTRIES_REAL(f8) ENTRIES_REAL(fg)
-#ifdef __FLT16_MANT_DIG__
-    ENTRIES_REAL(f2)
-#endif
-    ENTRIES_ARITHMETIC(c4) ENTRIES_ARITHMETIC(c8) ENTRIES_ARITHMETIC(cg)
-};
-
-static PyObject *kernel(PyObject *self, PyObject *name_object) {
-    const char *name = PyUnicode_AsUTF8(name_object);
-    if (name == NULL)
-        return NULL;
-    for (size_t i = 0; i < sizeof KERNELS / sizeof *KERNELS; i++)
-        if (strcmp(KERNELS[i].name, name) == 0)
-            return PyLong_FromVoidPtr((void *)KERNELS[i].function);
-    Py_RETURN_NONE;
-}
 
 /* ---- programs ----------------------------------------------------------------------------------- */
 
@@ -138,7 +35,7 @@ typedef struct {
                            MPI_STEP: in, inout, extent, elements; COPY: out, source, -, bytes */
 } step;
 
-typedef struct {
+typedef struct Program {
     PyObject_HEAD
     step *steps;
     Py_ssize_t count, next;
@@ -154,11 +51,20 @@ typedef struct {
     PyObject *owner;   /* keeps memory and requests alive for as long as the program */
     PyObject *failure; /* called with (MPI error code, step); returns the exception to raise */
     int polite;        /* give up the core between tests */
-    int busy, broken;
+    int busy;          /* somebody is running it */
+    int broken;
+    /* In the background (guarded by `lock`, but for `state`): */
+    atomic_int state;
+    int rc;                  /* why it FAILED */
+    struct Program *after;   /* must be over before this one begins */
+    struct Program *sibling; /* next in the list of the background thread */
     vectorcallfunc call;
 } Program;
 
-static const int64_t IDLE_NS = 20000000; /* between two calls of `idle` */
+enum { IDLE, QUEUED, FINISHED, FAILED }; /* states */
+
+static const int64_t IDLE_NS = 20000000; /* between two calls of `idle`, or, when it asks for that, … */
+static const int64_t SOON_NS = 200000;
 static const unsigned CLOCK_EVERY = 256; /* tests between two looks at the clock */
 static const int64_t REDUCE_LIMIT = 1 << 30;
 
@@ -170,22 +76,24 @@ static int64_t now(void) {
 
 typedef enum { DONE, PENDING, MPI_FAILED, RAISED } outcome;
 
-/* Ask Python whether to go on waiting. Called without the GIL. */
-static int keep_waiting(Program *p) {
+/* Ask Python whether to go on waiting: nanoseconds until it wants to be asked again, or -1 to give up.
+ * Called without the GIL. */
+static int64_t keep_waiting(Program *p) {
     PyGILState_STATE gil = PyGILState_Ensure();
-    int good = PyErr_CheckSignals() == 0;
-    if (good) {
-        PyObject *result = PyObject_CallFunction(p->idle, "n", p->next);
-        good = result != NULL;
-        Py_XDECREF(result);
+    int64_t next = -1;
+    if (PyErr_CheckSignals() == 0) {
+        PyObject *soon = PyObject_CallFunction(p->idle, "n", p->next);
+        if (soon != NULL)
+            next = soon == Py_True ? SOON_NS : IDLE_NS;
+        Py_XDECREF(soon);
     }
     PyGILState_Release(gil);
-    return good;
+    return next;
 }
 
 static outcome wait_for(Program *p, const step *s, int blocking, int *rc) {
     char *first = p->requests + s->a * p->request_size;
-    int64_t asked = 0;
+    int64_t ask_at = 0;
     for (unsigned tests = 1;; tests++) {
         int complete = 0;
         *rc = p->testall((int)(s->b - s->a), first, &complete, p->statuses);
@@ -199,12 +107,13 @@ static outcome wait_for(Program *p, const step *s, int blocking, int *rc) {
             sched_yield();
         if (tests % CLOCK_EVERY == 0) {
             int64_t time = now();
-            if (asked == 0)
-                asked = time;
-            else if (time - asked >= IDLE_NS) {
-                asked = time;
-                if (!keep_waiting(p))
+            if (ask_at == 0)
+                ask_at = time + SOON_NS;
+            else if (time >= ask_at) {
+                int64_t pause = keep_waiting(p);
+                if (pause < 0)
                     return RAISED;
+                ask_at = now() + pause;
             }
         }
     }
@@ -281,6 +190,219 @@ static int advance(Program *p, int blocking) {
         }
     }
     return -1;
+}
+
+/* ---- in the background -------------------------------------------------------------------------- */
+
+/* One thread runs all programs that were submitted, never waiting for a message. It needs no Python and
+ * holds no GIL. With nothing to do it sleeps; while messages are on their way it looks again at once for a
+ * while, and then less and less often, so that computing threads keep their cores. */
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t work_came = PTHREAD_COND_INITIALIZER, step_over = PTHREAD_COND_INITIALIZER;
+static pthread_t thread;
+static int thread_runs, thread_must_stop;
+static Program *active;              /* singly linked by `sibling` */
+static long spins = 200;             /* fruitless rounds with sched_yield before sleeping */
+static long longest_sleep_ns = 50000;
+static const long SHORTEST_SLEEP_NS = 2000;
+
+static void unlink_active(Program *p) {
+    for (Program **at = &active; *at != NULL; at = &(*at)->sibling)
+        if (*at == p) {
+            *at = p->sibling;
+            p->sibling = NULL;
+            return;
+        }
+}
+
+/* One look at every active program, with `lock` held at entry and exit. Nonzero if anything moved. */
+static int look_around(void) {
+    int moved = 0;
+    Program *next;
+    for (Program *p = active; p != NULL; p = next) {
+        if (p->busy || (p->after != NULL && atomic_load(&p->after->state) == QUEUED)) {
+            next = p->sibling;
+            continue;
+        }
+        Py_ssize_t before = p->next;
+        p->busy = 1;
+        pthread_mutex_unlock(&lock);
+        outcome result = run(p, 0, &p->rc);
+        pthread_mutex_lock(&lock);
+        p->busy = 0;
+        next = p->sibling;
+        moved |= p->next != before;
+        if (result != PENDING) {
+            unlink_active(p);
+            p->next = 0;
+            p->broken = result != DONE;
+            atomic_store(&p->state, result == DONE ? FINISHED : FAILED);
+            moved = 1;
+        }
+        pthread_cond_broadcast(&step_over);
+    }
+    return moved;
+}
+
+static void *background(void *unused) {
+    long fruitless = 0, pause = SHORTEST_SLEEP_NS;
+    (void)unused;
+    pthread_mutex_lock(&lock);
+    while (!thread_must_stop) {
+        if (active == NULL) {
+            pthread_cond_wait(&work_came, &lock);
+            fruitless = 0;
+            pause = SHORTEST_SLEEP_NS;
+            continue;
+        }
+        if (look_around()) {
+            fruitless = 0;
+            pause = SHORTEST_SLEEP_NS;
+            continue;
+        }
+        pthread_mutex_unlock(&lock);
+        if (++fruitless < spins) {
+            sched_yield();
+        } else {
+            struct timespec t = {0, pause};
+            nanosleep(&t, NULL);
+            pause = pause * 2 < longest_sleep_ns ? pause * 2 : longest_sleep_ns;
+        }
+        pthread_mutex_lock(&lock);
+    }
+    pthread_mutex_unlock(&lock);
+    return NULL;
+}
+
+/* submit(after): hand the program to the background thread. `after` is a program or None. */
+static PyObject *program_submit(PyObject *self, PyObject *after) {
+    Program *p = (Program *)self;
+    if (p->busy || p->broken || atomic_load(&p->state) == QUEUED) {
+        PyErr_SetString(PyExc_RuntimeError, "the plan is running or has failed");
+        return NULL;
+    }
+    int failed = 0;
+    Py_INCREF(self); /* the list's reference; given back by settle() */
+    Py_BEGIN_ALLOW_THREADS
+    pthread_mutex_lock(&lock);
+    p->after = after == Py_None ? NULL : (Program *)after;
+    atomic_store(&p->state, QUEUED);
+    Program **end = &active;
+    while (*end != NULL)
+        end = &(*end)->sibling;
+    *end = p;
+    if (!thread_runs) {
+        thread_must_stop = 0;
+        failed = pthread_create(&thread, NULL, background, NULL);
+        thread_runs = !failed;
+    }
+    if (failed)
+        unlink_active(p);
+    pthread_cond_signal(&work_came);
+    pthread_mutex_unlock(&lock);
+    Py_END_ALLOW_THREADS
+    if (failed) {
+        Py_DECREF(self);
+        atomic_store(&p->state, IDLE);
+        PyErr_SetString(PyExc_OSError, "the background thread could not be started");
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+/* After a submitted program is over, or was taken back: give its reference back, raise if it failed. */
+static int settle(Program *p) {
+    int failed = atomic_exchange(&p->state, IDLE) == FAILED;
+    pthread_mutex_lock(&lock); /* with the GIL: its holders never wait for that */
+    for (Program *later = active; later != NULL; later = later->sibling)
+        if (later->after == p)
+            later->after = NULL; /* or it would wait for the next run of `p` */
+    pthread_mutex_unlock(&lock);
+    Py_DECREF(p);
+    if (failed) {
+        PyObject *error = PyObject_CallFunction(p->failure, "in", p->rc, (Py_ssize_t)0);
+        if (error != NULL) {
+            PyErr_SetObject((PyObject *)Py_TYPE(error), error);
+            Py_DECREF(error);
+        }
+        return -1;
+    }
+    return 0;
+}
+
+/* test() -> bool: whether the background thread has finished a submitted program. */
+static PyObject *program_test(PyObject *self, PyObject *unused) {
+    Program *p = (Program *)self;
+    int state = atomic_load(&p->state);
+    if (state == QUEUED)
+        Py_RETURN_FALSE;
+    if (state != IDLE && settle(p) < 0)
+        return NULL;
+    Py_RETURN_TRUE;
+}
+
+/* join(): take a submitted program back from the background thread and run it to its end here: a thread
+ * that waits has nothing better to do. */
+static PyObject *program_join(PyObject *self, PyObject *unused) {
+    Program *p = (Program *)self;
+    if (atomic_load(&p->state) == IDLE)
+        Py_RETURN_NONE;
+    Py_BEGIN_ALLOW_THREADS
+    pthread_mutex_lock(&lock);
+    while (p->busy)
+        pthread_cond_wait(&step_over, &lock);
+    unlink_active(p);
+    pthread_mutex_unlock(&lock);
+    Py_END_ALLOW_THREADS
+    /* Programs that come after this one begin only when it is over, so it stays QUEUED until then. */
+    if (atomic_load(&p->state) == QUEUED && advance(p, 1) < 0) {
+        PyObject *type, *value, *traceback;
+        PyErr_Fetch(&type, &value, &traceback);
+        settle(p);
+        PyErr_Restore(type, value, traceback);
+        return NULL;
+    }
+    if (settle(p) < 0)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+/* stop_background(): end the thread; programs that are still active stay as they are. */
+static PyObject *stop_background(PyObject *self, PyObject *unused) {
+    if (thread_runs) {
+        Py_BEGIN_ALLOW_THREADS
+        pthread_mutex_lock(&lock);
+        thread_must_stop = 1;
+        pthread_cond_signal(&work_came);
+        pthread_mutex_unlock(&lock);
+        pthread_join(thread, NULL);
+        thread_runs = 0;
+        Py_END_ALLOW_THREADS
+    }
+    Py_RETURN_NONE;
+}
+
+/* background_policy(spins, longest_sleep_ns): how eagerly the thread looks for messages. */
+static PyObject *background_policy(PyObject *self, PyObject *args) {
+    long new_spins, new_sleep;
+    if (!PyArg_ParseTuple(args, "ll", &new_spins, &new_sleep))
+        return NULL;
+    spins = new_spins;
+    longest_sleep_ns = new_sleep;
+    Py_RETURN_NONE;
+}
+
+/* ---- the Python side ---------------------------------------------------------------------------- */
+
+static PyObject *kernel(PyObject *self, PyObject *name_object) {
+    const char *name = PyUnicode_AsUTF8(name_object);
+    if (name == NULL)
+        return NULL;
+    kernel_fn found = mpicoll_kernel(name);
+    if (found == NULL)
+        Py_RETURN_NONE;
+    return PyLong_FromVoidPtr((void *)found);
 }
 
 static PyObject *program_call(PyObject *self, PyObject *const *args, size_t nargs, PyObject *names) {
@@ -371,6 +493,10 @@ static void program_dealloc(PyObject *self) {
 }
 
 static PyMethodDef program_methods[] = {
+    {"submit", program_submit, METH_O,
+     "submit(after): let the background thread run it, once the program `after` (or None) is over."},
+    {"test", program_test, METH_NOARGS, "test() -> bool: whether a submitted program is over."},
+    {"join", program_join, METH_NOARGS, "join(): run a submitted program to its end, here if need be."},
     {"advance", program_advance, METH_O,
      "advance(blocking) -> bool: run until done (True), or until a message is not there yet (False)."},
     {NULL}};
@@ -395,6 +521,9 @@ static PyTypeObject ProgramType = {
 };
 
 static PyMethodDef module_methods[] = {
+    {"stop_background", stop_background, METH_NOARGS, "stop_background(): end the background thread."},
+    {"background_policy", background_policy, METH_VARARGS,
+     "background_policy(spins, longest_sleep_ns): how eagerly the background thread looks for messages."},
     {"kernel", kernel, METH_O, "kernel(name) -> address of a reduction such as 'sum_f4', or None."},
     {NULL}};
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 
 import numpy as np
 from mpi4py import MPI
@@ -24,8 +24,11 @@ from .errors import ArgumentError, MismatchError, RevokedError, Unsupported
 class Agreement:
     """Settles calls on one private communicator."""
 
-    def __init__(self, comm: MPI.Intracomm, notice_tag: int, polite: bool) -> None:
+    def __init__(
+        self, comm: MPI.Intracomm, notice_tag: int, polite: bool, serve: Callable[[], object]
+    ) -> None:
         self.comm, self.tag, self.polite = comm, notice_tag, polite
+        self.serve = serve  # called while waiting for the others, who may wait for something begun before
         self.settled: set[Hashable] = set()
         self.revoked: str | None = None
         self.calls = 0  # begun on this communicator; equal on all ranks at the same call
@@ -103,6 +106,8 @@ class Agreement:
             tests += 1
             if self.polite or tests % 64 == 0:
                 os.sched_yield()
+            if tests % 64 == 0:
+                self.serve()
             if tests % 1024 == 0:
                 self._receive(given_up=True)
                 self._heed(given_up_only=True)
@@ -128,6 +133,11 @@ class Agreement:
                 why = text if given_up else f"rank {rank} refused a call that others had begun: {text}"
                 self.revoke(why, tell=not given_up)
                 self.check()
+
+    def refuse(self, error: Exception) -> None:
+        """Tell the others that this rank refuses a nonblocking call; they find out when they wait."""
+        self._notify(str(error))
+        self.revoked = f"rank {self.comm.rank} refused a nonblocking call: {error}"
 
     def revoke(self, why: str, *, tell: bool = True) -> None:
         """Give the communicator up, and tell the others."""

@@ -1,10 +1,12 @@
 """`Comm`: an MPI communicator whose collectives are mpicoll's own.
 
-Each collective exists in mpi4py's forms, with mpi4py's arguments: blocking (``Bcast``) and persistent
-(``Bcast_init``, which gives a `Plan`). All take these keywords besides:
+Each collective exists in mpi4py's forms, with mpi4py's arguments: blocking (``Bcast``), persistent
+(``Bcast_init``, which gives a `Plan`) and nonblocking (``Ibcast``, which gives a `Request`). All take these
+keywords besides:
 
 - ``algorithm``: a name from ``mpicoll list``, or "auto" (`select`);
 - ``engine``: "native" or "python"; ``channels``, ``depth``: see `plan`;
+- ``background`` (persistent and nonblocking): complete it in a thread while Python computes;
 - parameters of the algorithm, such as ``segments=8``.
 
 All raise, on all ranks alike and before any message of the collective is sent, `ArgumentError`
@@ -24,6 +26,7 @@ from . import calls
 from .buffers import parse
 from .errors import ArgumentError
 from .planner import Planner
+from .requests import Request
 from .runner import Plan
 
 
@@ -222,6 +225,76 @@ class Comm(MPI.Intracomm):
     ) -> Plan:
         """Plan a `Barrier`."""
         return self._planner.persistent(calls.barrier, (None, None), options)
+
+    # -- nonblocking collectives: progress while Python computes, see `requests` ------------------
+
+    # Each gives a `requests.Request`, which is used like an MPI.Request but is none; hence the ignores.
+
+    def Iallreduce(  # type: ignore[override]
+        self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, **options: Any
+    ) -> Request:
+        """Begin an `Allreduce`."""
+        return self._planner.later(calls.allreduce, (sendbuf, recvbuf, op), options)
+
+    def Ibcast(self, buf: Any, root: int = 0, **options: Any) -> Request:  # type: ignore[override]
+        """Begin a `Bcast`."""
+        return self._planner.later(calls.bcast, (buf, None, root), options)
+
+    def Ireduce(  # type: ignore[override]
+        self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, root: int = 0, **options: Any
+    ) -> Request:
+        """Begin a `Reduce`."""
+        return self._planner.later(calls.reduce, (sendbuf, recvbuf, op, root), options)
+
+    def Iallgather(self, sendbuf: Any, recvbuf: Any, **options: Any) -> Request:  # type: ignore[override]
+        """Begin an `Allgather`."""
+        return self._planner.later(calls.allgather, (sendbuf, recvbuf), options)
+
+    def Iallgatherv(self, sendbuf: Any, recvbuf: Any, **options: Any) -> Request:  # type: ignore[override]
+        """Begin an `Allgatherv`."""
+        return self._planner.later(calls.allgatherv, (sendbuf, recvbuf), options)
+
+    def Ireduce_scatter(  # type: ignore[override]
+        self,
+        sendbuf: Any,
+        recvbuf: Any,
+        recvcounts: Sequence[int] | None = None,
+        op: MPI.Op = MPI.SUM,
+        **options: Any,
+    ) -> Request:
+        """Begin a `Reduce_scatter`. Without `recvcounts` the ranks first tell each other theirs."""
+        counts = self._counts(sendbuf, recvbuf, recvcounts)
+        return self._planner.later(calls.reduce_scatter, (sendbuf, recvbuf, counts, op), options)
+
+    def Ireduce_scatter_block(  # type: ignore[override]
+        self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, **options: Any
+    ) -> Request:
+        """Begin a `Reduce_scatter_block`."""
+        return self._planner.later(calls.reduce_scatter_block, (sendbuf, recvbuf, op), options)
+
+    def Ialltoall(self, sendbuf: Any, recvbuf: Any, **options: Any) -> Request:  # type: ignore[override]
+        """Begin an `Alltoall`."""
+        return self._planner.later(calls.alltoall, (sendbuf, recvbuf), options)
+
+    def Ialltoallv(self, sendbuf: Any, recvbuf: Any, **options: Any) -> Request:  # type: ignore[override]
+        """Begin an `Alltoallv`."""
+        return self._planner.later(calls.alltoallv, (sendbuf, recvbuf), options)
+
+    def Igather(  # type: ignore[override]
+        self, sendbuf: Any, recvbuf: Any, root: int = 0, **options: Any
+    ) -> Request:
+        """Begin a `Gather`."""
+        return self._planner.later(calls.gather, (sendbuf, recvbuf, root), options)
+
+    def Iscatter(  # type: ignore[override]
+        self, sendbuf: Any, recvbuf: Any, root: int = 0, **options: Any
+    ) -> Request:
+        """Begin a `Scatter`."""
+        return self._planner.later(calls.scatter, (sendbuf, recvbuf, root), options)
+
+    def Ibarrier(self, **options: Any) -> Request:  # type: ignore[override]
+        """Begin a `Barrier`."""
+        return self._planner.later(calls.barrier, (None, None), options)
 
     def _counts(self, sendbuf: Any, recvbuf: Any, recvcounts: Sequence[int] | None) -> list[int]:
         """The counts of a reduce-scatter; without them, every rank's own, as in mpi4py."""

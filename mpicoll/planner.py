@@ -23,7 +23,8 @@ from .ops import name_of
 from .plan import compile_program
 from .registry import Algorithm, Params, get
 from .registry import algorithms as registered
-from .runner import Environment, Plan, check_engine, native_status
+from .requests import LANES, Request
+from .runner import Environment, Plan, check_background, check_engine, native_status
 from .schedule import blocks_of
 from .select import choose, default_channels
 from .topology import node_map
@@ -42,6 +43,7 @@ class Chosen:
     engine: str
     channels: int
     depth: int
+    background: bool | None = None
 
 
 @dataclass(slots=True)
@@ -66,12 +68,12 @@ class Planner:
         polite = mine > len(os.sched_getaffinity(0))
         top = self.comm.Get_attr(MPI.TAG_UB)
         self.tag_top = 32767 if top is None else int(top)
-        self.agreement = Agreement(self.comm, self.tag_top, polite)
+        self.agreement = Agreement(self.comm, self.tag_top, polite, Request.advance_open)
         timeout = os.environ.get("MPICOLL_TIMEOUT")
         self.environment = Environment(
             self.comm,
             polite,
-            self.agreement.listen,
+            self._idle,
             sync_sends=bool(os.environ.get("MPICOLL_SYNC_SENDS")),
             trace=bool(os.environ.get("MPICOLL_TRACE")),
             timeout=float(timeout) if timeout else None,
@@ -80,7 +82,8 @@ class Planner:
         self.check_always = bool(os.environ.get("MPICOLL_CHECK"))
         self.plans: OrderedDict[Hashable, Plan] = OrderedDict()
         self.known: dict[Hashable, _Known] = {}
-        self.sequence = 0
+        self.sequence = self.later_calls = 0
+        self.lanes: list[Request | None] = [None] * LANES
 
     def _agree_on_engine(self, engine: str | None) -> str:
         chosen, error = "", None
@@ -94,6 +97,11 @@ class Planner:
             chosen = "python"
         self.agreement.settle(("engine", chosen), error)
         return chosen
+
+    def _idle(self) -> bool:
+        """Called now and then during long waits; whether it should be called again soon."""
+        self.agreement.listen()
+        return Request.advance_open()
 
     # -- calls -----------------------------------------------------------------------------------
 
@@ -153,36 +161,74 @@ class Planner:
         """The plan of a persistent call. All ranks make these in the same order: so tags agree."""
         self.agreement.begin()
         call, chosen, _ = self._prepare(make, arguments, options, always=True)
-        # Tag block 0 belongs to blocking calls; the topmost tags to notices of failure.
-        places = (self.tag_top - 2) // TAGS_PER_PLAN - 1
-        plan = self._build(call, chosen, tag=TAGS_PER_PLAN * (1 + self.sequence % places))
+        chosen.background = check_background(chosen.engine, bool(chosen.background))
+        # Tag block 0 belongs to blocking calls, then come the lanes; the topmost are notices of failure.
+        first = 1 + LANES
+        places = (self.tag_top - 2) // TAGS_PER_PLAN - first
+        plan = self._build(call, chosen, tag=TAGS_PER_PLAN * (first + self.sequence % places))
         self.sequence += 1
         return plan
+
+    def later(self, make: Maker, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> Request:
+        """A nonblocking call. Local: it neither waits for other ranks nor compares calls with theirs.
+
+        (With MPICOLL_CHECK they are compared.) A refusal is told to the others, whose waits then fail.
+        """
+        self.agreement.begin()
+        try:
+            call = make(self.comm, *arguments)
+            chosen = self._choose(call, **options)
+            chosen.background = check_background(chosen.engine, chosen.background)
+        except Exception as error:
+            self.agreement.refuse(error)
+            raise
+        signature = self._signature(call, chosen)
+        if self.check_always:
+            self.agreement.settle(signature)
+        lane = self.later_calls % LANES
+        self.later_calls += 1
+        key = self._key(call, signature), lane
+        plan = self.plans.get(key)
+        if plan is None or plan.active or any(r is not None and r.plan is plan for r in self.lanes):
+            # (The plan of an unfinished call cannot be started again.)
+            plan = self._build(call, chosen, tag=TAGS_PER_PLAN * (1 + lane))
+            self._keep(key, plan)
+        request = self.lanes[lane] = Request(plan, self.lanes[lane])
+        return request
 
     def _cached(self, make: Maker, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> Plan:
         """The plan of a blocking call, from the cache if this memory was used like this before."""
         call, chosen, signature = self._prepare(make, arguments, options, always=self.check_always)
+        key = self._key(call, signature)
+        plan = self.plans.get(key)
+        if plan is not None:
+            self.plans.move_to_end(key)
+            return plan
+        plan = self._build(call, chosen, tag=0)
+        self._keep(key, plan)
+        return plan
+
+    @staticmethod
+    def _key(call: Call, signature: Hashable) -> Hashable:
+        """What a plan can be used for again."""
         send, recv, operation = call.send, call.recv, call.operation
-        key = (
+        return (
             signature,
             send and send.address,
             recv and recv.address,
             operation and operation.op.handle,
             call.local,
         )
-        plan = self.plans.get(key)
-        if plan is not None:
-            self.plans.move_to_end(key)
-            return plan
-        plan = self.plans[key] = self._build(call, chosen, tag=0)
-        if len(self.plans) > PLAN_CACHE:
-            self._drop(self.plans.popitem(last=False)[1])
-        return plan
 
-    def _drop(self, plan: Plan) -> None:
-        for key in [k for k, known in self.known.items() if known.run is plan.run]:
-            del self.known[key]
-        plan.Free()
+    def _keep(self, key: Hashable, plan: Plan) -> None:
+        """Put a plan into the cache; the one unused for longest has to go."""
+        self.plans[key] = plan
+        if len(self.plans) > PLAN_CACHE:
+            old = self.plans.popitem(last=False)[1]
+            for known in [k for k, v in self.known.items() if v.run is old.run]:
+                del self.known[known]
+            if not old.active:
+                old.Free()  # else its request keeps it until it is over
 
     def _prepare(
         self, make: Maker, arguments: tuple[Any, ...], options: Mapping[str, Any], *, always: bool
@@ -219,6 +265,7 @@ class Planner:
         engine: str | None = None,
         channels: Any = None,
         depth: Any = None,
+        background: bool | None = None,
         **params: Any,
     ) -> Chosen:
         """Settle algorithm, parameters, engine and channels of a call, from what all ranks know."""
@@ -253,7 +300,7 @@ class Planner:
         for what, value, most in (("channels", channels, 1 << 16), ("depth", depth, TAGS_PER_PLAN)):
             if not isinstance(value, int) or not 1 <= value <= most:
                 raise ArgumentError(f"{what} must be an integer in 1..{most}, not {value!r}")
-        return Chosen(entry, resolved, engine, channels, min(depth, channels))
+        return Chosen(entry, resolved, engine, channels, min(depth, channels), background)
 
     def _is_direct(self, entry: Algorithm, params: Params) -> bool:
         """Whether every part goes straight from its source to its target."""
@@ -296,6 +343,7 @@ class Planner:
                 "params": chosen.params,
                 "channels": chosen.channels,
                 "depth": chosen.depth,
+                "background": bool(chosen.background),
             }
             buffers = call.send, call.recv
             return Plan(program, self.environment, buffers, call.operation, chosen.engine, tag, facts)

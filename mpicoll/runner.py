@@ -7,6 +7,7 @@ whole program to `_runner.c`, which runs it without the GIL.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 import time
@@ -32,9 +33,31 @@ except ImportError as error:
     _native_missing: str = f"mpicoll/_runner is not built ({error}); reinstall mpicoll with a C compiler"
 else:
     _native_missing = ""
+    atexit.register(_runner.stop_background)  # before MPI is finalized
 
 ENGINES = ("native", "python")
 Array = npt.NDArray[Any]
+
+
+def check_background(engine: str, wanted: bool | None) -> bool:
+    """Whether a plan may run in the background: if `wanted`, or (None) if it is safe whatever the user does.
+
+    The thread calls MPI. That is always allowed at MPI_THREAD_MULTIPLE; at MPI_THREAD_SERIALIZED the user
+    must promise, by asking for it, that nobody else calls MPI meanwhile.
+    Raises `ArgumentError` where it is wanted and cannot be.
+    """
+    level = MPI.Query_thread()
+    if wanted is None:
+        allowed = os.environ.get("MPICOLL_PROGRESS", "thread") != "test"
+        return allowed and engine == "native" and level == MPI.THREAD_MULTIPLE
+    if wanted and engine != "native":
+        raise ArgumentError("background=True needs the native engine")
+    if wanted and level < MPI.THREAD_SERIALIZED:
+        raise ArgumentError(
+            "background=True needs MPI_THREAD_SERIALIZED or more; set mpi4py.rc.thread_level before "
+            "importing mpi4py.MPI"
+        )
+    return wanted
 
 
 def native_status() -> tuple[bool, str]:
@@ -81,13 +104,13 @@ class Environment:
     """What a communicator gives to all its plans.
 
     `comm` is private to mpicoll. `polite` makes waits give up the core (more ranks than cores).
-    `idle` is called now and then during a long wait, and raises to give up. `sync_sends` makes every
-    send synchronous, and `trace` prints every message.
+    `idle` is called now and then during a long wait; it raises to give up, and returns whether to call it
+    again soon. `sync_sends` makes every send synchronous, and `trace` prints every message.
     """
 
     comm: MPI.Intracomm
     polite: bool
-    idle: Callable[[], None]
+    idle: Callable[[], bool]
     sync_sends: bool = False
     trace: bool = False
     timeout: float | None = None
@@ -119,15 +142,16 @@ class Watch:
             text += " (" + ", ".join(f"{verb} {peer}" for verb, peer in peers) + ")"
         return text
 
-    def idle(self, position: int) -> None:
+    def idle(self, position: int) -> bool:
         """Called during long waits: look for news from other ranks, and at the clock."""
-        self.environment.idle()
+        soon = self.environment.idle()
         limit = self.environment.timeout
         now = time.monotonic()
         if position != self._position:
             self._position, self._since = position, now
         elif limit is not None and now - self._since > limit:
             raise TimeoutExpired(f"no progress for {limit:g} s: {self.describe(position)}")
+        return soon
 
     def failure(self, code: int, position: int) -> Exception:
         """The exception for an MPI error code."""
@@ -152,7 +176,8 @@ class Plan:
     """A collective operation, ready to run any number of times on the same buffers.
 
     Use it like a persistent MPI request (`Start`, `Test`, `Wait`, `Free`), or call it: ``plan()`` starts
-    and waits. `run` is the bare callable behind that, for hot loops.
+    and waits. `run` is the bare callable behind that, for hot loops. With `background`, `Start` hands the
+    plan to a thread that completes it while Python computes (native engine only).
     """
 
     def __init__(
@@ -172,6 +197,7 @@ class Plan:
         self.channels: int = facts.get("channels", 1)
         self.depth: int = facts.get("depth", 1)
         self.rounds = program.rounds
+        self.background: bool = facts.get("background", False)
         self.active = False
         self._watch = Watch(program, environment, f"{self.collective}/{self.algorithm}")
         bound = self._bound = Bound(program, environment, buffers, tag)
@@ -187,21 +213,34 @@ class Plan:
         """Begin; the first messages are on their way when this returns."""
         if self.active:
             raise MpicollError(f"{self.describe()} was started before it was over")
+        self.start_after(None)
+
+    def start_after(self, previous: Plan | None) -> None:
+        """Begin once `previous`, which runs in the background too, is over."""
         if self.run is _freed:
             _freed()
-        self.active = not self._engine.advance(False)
+        if self.background:
+            self._engine.submit(previous._engine if previous is not None else None)
+            self.active = True
+        else:
+            self.active = not self._engine.advance(False)
 
     def Test(self) -> bool:
         """Do what can be done without waiting; True when the operation is complete."""
-        if self.active and self._engine.advance(False):
-            self.active = False
+        if self.active:
+            self.active = False  # and so it stays if this fails
+            over = self._engine.test() if self.background else self._engine.advance(False)
+            self.active = not over
         return not self.active
 
     def Wait(self) -> None:
         """Complete the operation."""
         if self.active:
-            self._engine.advance(True)
             self.active = False
+            if self.background:
+                self._engine.join()
+            else:
+                self._engine.advance(True)
 
     def Free(self) -> None:
         """Free the plan's requests. It cannot run again."""
@@ -211,6 +250,10 @@ class Plan:
         self._bound.free()
 
     free = Free
+
+    def listen(self) -> None:
+        """Look for news from other ranks (called now and then while something is not complete)."""
+        self.environment.idle()
 
     def describe(self) -> str:
         """What this plan is, and where it stands."""
@@ -370,9 +413,8 @@ class PythonEngine:
             if self.watch.environment.polite:
                 os.sched_yield()
             tests += 1
-            if tests % 256 == 0 and time.monotonic() - asked > 0.02:
-                asked = time.monotonic()
-                self.watch.idle(self.position)
+            if tests % 64 == 0 and time.monotonic() > asked:
+                asked = time.monotonic() + (0 if self.watch.idle(self.position) else 0.02)
         return True
 
     def _trace(self, requests: list[MPI.Prequest]) -> None:

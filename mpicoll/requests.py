@@ -1,0 +1,108 @@
+"""Nonblocking collectives: requests, and the order in which they run.
+
+A nonblocking call takes the next of a few *lanes*, in turn. Calls in one lane run one after the other, so
+that they can share tags; calls in different lanes run side by side. All ranks make their calls in the same
+order, so they agree on lanes without a word.
+
+Progress: at MPI_THREAD_MULTIPLE the native engine's background thread completes calls while Python
+computes. Otherwise a call advances whenever any request is tested or waited for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from .runner import Plan
+
+LANES = 8
+_open: list[Request] = []  # begun and not over, oldest first
+
+
+class Request:
+    """A nonblocking collective under way. `Wait` for it, or `Test` until True."""
+
+    def __init__(self, plan: Plan, previous: Request | None) -> None:
+        self.plan = plan
+        self._previous = previous if previous is not None and not previous.over else None
+        self.over: bool = False
+        self._begun = self._waited_for = False
+        self._looked = time.monotonic()
+        _open.append(self)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Start, if the call before it in the lane allows it."""
+        previous = self._previous
+        if previous is not None and not (
+            self.plan.background and previous._begun and previous.plan.background
+        ):
+            if not previous._advance():
+                return
+            previous = None
+        self._begun = True
+        self.plan.start_after(previous.plan if previous is not None else None)
+
+    def _advance(self) -> bool:
+        if not self.over and not self._waited_for:
+            if not self._begun:
+                self._begin()
+            if self._begun and self.plan.Test():
+                self._finish()
+        return self.over
+
+    def _finish(self) -> None:
+        self.over = True
+        self._previous = None
+        if self in _open:
+            _open.remove(self)
+
+    def Test(self) -> bool:
+        """Whether the operation is complete. Advances all open requests."""
+        self.advance_open()
+        if not self.over and time.monotonic() - self._looked > 0.02:
+            self._looked = time.monotonic()
+            self.plan.listen()
+        return self.over
+
+    def Wait(self) -> bool:
+        """Complete the operation."""
+        if not self.over:
+            if self._previous is not None:
+                self._previous.Wait()
+            if not self._begun:
+                self._begin()
+            self._waited_for = True  # so that the wait, which serves all open requests, leaves this one alone
+            try:
+                self.plan.Wait()
+            finally:
+                self._finish()
+        return True
+
+    test, wait = Test, Wait
+
+    @staticmethod
+    def Waitall(requests: Iterable[Request]) -> bool:
+        """Complete all of them."""
+        for request in requests:
+            request.Wait()
+        return True
+
+    @staticmethod
+    def Testall(requests: Iterable[Request]) -> bool:
+        """Whether all are complete."""
+        return all([request.Test() for request in requests])
+
+    @staticmethod
+    def advance_open() -> bool:
+        """Advance all open requests of this process; whether there are any.
+
+        A rank that waits in one collective must go on serving those that it began before.
+        """
+        for request in list(_open):
+            request._advance()
+        return bool(_open)
+
+    def __repr__(self) -> str:
+        """What it is and where it stands."""
+        return f"<{type(self).__name__}: {self.plan.describe()}{', complete' if self.over else ''}>"

@@ -1,0 +1,158 @@
+"""Nonblocking collectives: right results in any order of completion, with and without a thread."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterator
+
+import mpicoll
+import numpy as np
+import pytest
+from mpi4py import MPI
+from mpicoll.requests import LANES, Request
+
+from .support import ENGINES, WORLD, answer, values
+
+SIZE, RANK = WORLD.size, WORLD.rank
+MODES = [("python", "test"), *([("native", "test"), ("native", "thread")] if len(ENGINES) == 2 else [])]
+modes = pytest.mark.parametrize(("engine", "progress"), MODES, ids=lambda v: v)
+
+
+@pytest.fixture
+def comm(engine: str, progress: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[mpicoll.Comm]:
+    monkeypatch.setenv("MPICOLL_PROGRESS", progress)
+    made = mpicoll.Comm(WORLD, engine=engine)
+    yield made
+    made.free_plans()
+
+
+@modes
+def test_every_collective(comm: mpicoll.Comm, progress: str, engine: str) -> None:
+    n, root = 5, SIZE - 1
+    x, parts = values(RANK, n, "d"), values(RANK, n * SIZE, "d")
+    one, all_, data = np.zeros(n), np.zeros(n * SIZE), np.zeros(n)
+    table = np.array([values(r, n * SIZE, "d") for r in range(SIZE)]).reshape(SIZE, SIZE, n)
+    rows = np.array([values(r, n, "d") for r in range(SIZE)]).reshape(-1)
+    mine = answer(SIZE, n * SIZE, "d")[RANK * n : (RANK + 1) * n]
+    column, at_root = table[:, RANK].reshape(-1), root == RANK
+    calls = [
+        (lambda: comm.Iallreduce(x, one), one, answer(SIZE, n, "d")),
+        (lambda: comm.Ibcast(data, root), data, values(root, n, "d")),
+        (lambda: comm.Ireduce(x, one, root=root), one, answer(SIZE, n, "d") if at_root else 77),
+        (lambda: comm.Iallgather(x, all_), all_, rows),
+        (lambda: comm.Iallgatherv(x, all_), all_, rows),
+        (lambda: comm.Ireduce_scatter(parts, one, [n] * SIZE), one, mine),
+        (lambda: comm.Ireduce_scatter_block(parts, one), one, mine),
+        (lambda: comm.Ialltoall(parts, all_), all_, column),
+        (lambda: comm.Ialltoallv(parts, all_), all_, column),
+        (lambda: comm.Igather(x, all_, root), all_, rows if at_root else 77),
+        (lambda: comm.Iscatter(parts, one, root), one, table[root, RANK]),
+        (lambda: comm.Ibarrier(), one, 77),
+    ]
+    for turn in range(3):
+        for call, result, expected in calls:
+            one[:], all_[:], data[:] = 77, 77, x if at_root else 77
+            request = call()
+            if turn:
+                assert request.Wait()
+            else:
+                while not request.Test():
+                    pass
+            np.testing.assert_array_equal(result, expected)
+            assert request.Test()
+            assert request.plan.background == (progress == "thread")
+
+
+@modes
+def test_many_at_once_complete_in_any_order(comm: mpicoll.Comm) -> None:
+    """More calls than lanes, of many sizes, waited for in another order on every rank."""
+    lengths = [1, 3000, 17, 0, 40_000, 256, 5, 1000] * 3
+    assert len(lengths) > 2 * LANES
+    x = [values(RANK, n, "d") for n in lengths]
+    for _ in range(2):
+        y = [np.zeros(n) for n in lengths]
+        requests = [comm.Iallreduce(a, b) for a, b in zip(x, y, strict=True)]
+        order = np.random.default_rng(RANK).permutation(len(requests))
+        for i in order:
+            requests[i].Wait()
+            np.testing.assert_array_equal(y[i], answer(SIZE, lengths[i], "d"))
+    gc.collect()
+
+
+@modes
+def test_same_buffers_again_before_the_first_is_waited_for(comm: mpicoll.Comm) -> None:
+    x, y = np.ones(100), np.zeros((3 * LANES, 100))
+    requests = [comm.Iallreduce(x, row) for row in y]
+    requests += [comm.Iallreduce(x, row) for row in y[:0]]
+    Request.Waitall(requests)
+    assert Request.Testall(requests)
+    assert (y == SIZE).all()
+
+
+@modes
+def test_blocking_calls_in_between(comm: mpicoll.Comm) -> None:
+    """Ranks wait at different moments: one inside a blocking call serves what it began before."""
+    x, y, z = values(RANK, 20_000, "d"), np.zeros(20_000), np.zeros(3)
+    for turn in range(4):
+        y[:] = 0
+        request = comm.Iallreduce(x, y)
+        if RANK % 2 == turn % 2:
+            request.Wait()
+            comm.Allreduce(np.ones(3), z)
+        else:
+            comm.Allreduce(np.ones(3), z)
+            request.Wait()
+        np.testing.assert_array_equal(y, answer(SIZE, 20_000, "d"))
+        np.testing.assert_array_equal(z, SIZE)
+
+
+@pytest.mark.skipif(len(ENGINES) < 2, reason="the native engine is not built")
+def test_the_thread_completes_while_python_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With no call into mpicoll or MPI at all the result appears."""
+    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+        pytest.skip("MPI was not started at MPI_THREAD_MULTIPLE")
+    monkeypatch.setenv("MPICOLL_PROGRESS", "thread")
+    comm = mpicoll.Comm(WORLD, engine="native")
+    x, y = values(RANK, 5000, "d"), np.zeros(5000)
+    request = comm.Iallreduce(x, y, algorithm="ring")
+    expected, deadline = answer(SIZE, 5000, "d"), time.monotonic() + 30
+    while not np.array_equal(y, expected) and time.monotonic() < deadline:
+        time.sleep(0.001)
+    np.testing.assert_array_equal(y, expected)
+    request.Wait()
+
+
+@pytest.mark.skipif(len(ENGINES) < 2, reason="the native engine is not built")
+def test_persistent_plans_in_the_background() -> None:
+    comm = mpicoll.Comm(WORLD, engine="native")
+    x, y = values(RANK, 3000, "d"), np.zeros(3000)
+    plan = comm.Allreduce_init(x, y, background=True)
+    for turn in range(20):
+        y[:] = 0
+        plan.Start()
+        if turn % 2:
+            while not plan.Test():
+                pass
+        plan.Wait()
+        np.testing.assert_array_equal(y, answer(SIZE, 3000, "d"))
+    plan.Free()
+    with pytest.raises(mpicoll.ArgumentError, match="native"):
+        comm.Allreduce_init(x, y, background=True, engine="python")
+
+
+@modes
+def test_refusal_on_one_rank_reaches_the_others(comm: mpicoll.Comm) -> None:
+    x, y = np.ones(50), np.zeros(50)
+    if SIZE == 1:
+        with pytest.raises(mpicoll.ArgumentError):
+            comm.Iallreduce(x, y[:3])
+        return
+    if RANK == 0:
+        with pytest.raises(mpicoll.ArgumentError):
+            comm.Iallreduce(x, y[:3])
+    else:
+        request = comm.Iallreduce(x, y, algorithm="ring")
+        with pytest.raises(mpicoll.RevokedError, match="rank 0 refused"):
+            request.Wait()
+    WORLD.Barrier()
