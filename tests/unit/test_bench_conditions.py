@@ -1,0 +1,300 @@
+"""Where a sweep runs: what is found out about machine, job and placement, and what it is called."""
+
+import gc
+import os
+import random
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from mpicoll.bench import cli, hazards, machine, world
+from mpicoll.bench.cases import Case
+from mpicoll.bench.check import different_bytes, digest
+from mpicoll.bench.info import as_text, describe
+from mpicoll.bench.progress import summary_line
+from mpicoll.bench.timing import cost_of, measure, no_garbage_collection, orders, timer_facts
+from mpicoll.errors import ArgumentError
+
+NATIVE = (True, "available")
+KNOWN = {
+    "cpu_model": "Test CPU",
+    "architecture": "x86_64",
+    "logical_cpus": 64,
+    "physical_cores": 32,
+    "governor": "performance",
+    "turbo": "off",
+    "virtual": False,
+}
+
+
+def job(nodes, cpus, *, quota=None, thread_level="funneled", **facts):
+    """A `World` as ranks on `nodes` with these CPU masks would see it."""
+    size = len(nodes)
+    return world.World(
+        control=None,
+        rank=0,
+        size=size,
+        thread_level=thread_level,
+        hosts=[f"host{node}" for node in nodes],
+        cpus=list(cpus),
+        nodes=tuple(nodes),
+        quota=[quota] * size,
+        machine={**KNOWN, **facts},
+        software={"python": "3", "mpicoll": None, "mpi4py": "4", "numpy": "2", "git": None},
+        library="L",
+        vendor="V 1",
+    )
+
+
+SLURM = {"SLURM_PROCID": "0", "SLURM_NTASKS": "9"}
+
+
+def found(job, native=NATIVE):
+    return [hazard.what for hazard in hazards.find_hazards(job, native)]
+
+
+@pytest.fixture(autouse=True)
+def _quiet(monkeypatch):
+    """An idle machine with nothing in the environment, whatever the one that runs the tests is like."""
+    monkeypatch.setattr(machine, "load", lambda: [0.0, 0.0, 0.0])
+    for name in machine.environment():
+        monkeypatch.delenv(name)
+    for rank, size in world._LAUNCHERS:
+        monkeypatch.delenv(rank, raising=False)
+        monkeypatch.delenv(size, raising=False)
+
+
+def test_a_good_job_has_no_hazards():
+    assert found(job([0, 0, 1, 1], ["0", "1", "0", "1"])) == []
+
+
+def two(**more):
+    return job([0, 1], ["0", "1"], **more)
+
+
+def shared(*cpus, **more):
+    return job([0] * len(cpus), cpus, **more)
+
+
+@pytest.mark.parametrize(
+    ("what", "good", "bad"),
+    [
+        ("oversubscribed: 3 ranks share 2 CPUs on host0", shared("0", "1"), shared("0", "1", "0-1")),
+        ("oversubscribed: 2 ranks share 1 CPUs", shared("0", "1", quota=1.5), shared("0", "1", quota=1.0)),
+        ("ranks are not bound: 2 of them", shared("0-3", "4-7"), shared("0-3", "0-3")),
+        ("MPI runs at thread level multiple", two(), two(thread_level="multiple")),
+        ("governor powersave", two(), two(governor="powersave")),
+        ("turbo is on", two(turbo=None), two(turbo="on")),
+        ("clock rate cannot be read", two(), two(governor=None)),
+        ("a virtual machine", two(virtual=None), two(virtual=True)),
+        ("a world of one rank", two(), shared("0")),
+    ],
+)
+def test_each_hazard_is_found_where_it_is_and_only_there(what, good, bad):
+    assert any(what in text for text in found(bad))
+    assert not any(what.split(":")[0] in text for text in found(good))
+
+
+def test_settings_that_change_the_builtin_are_hazards(monkeypatch):
+    monkeypatch.setenv("MPIR_CVAR_ALLREDUCE_INTRA_ALGORITHM", "ring")
+    monkeypatch.setenv("OMPI_MCA_mpi_yield_when_idle", "1")
+    monkeypatch.setenv("MPICOLL_TRACE", "1")
+    assert [text.partition(" ")[0] for text in found(two())] == ["MPICOLL_TRACE", "Open", "MPI's"]
+    assert machine.environment()["MPIR_CVAR_ALLREDUCE_INTRA_ALGORITHM"] == "ring"
+
+
+def test_load_is_judged_by_the_cpus_that_are_left(monkeypatch):
+    monkeypatch.setattr(machine, "load", lambda: [1.2, 0, 0])
+    assert any("load average 1.2" in text for text in found(job([0, 0], "01", logical_cpus=2)))
+    assert not found(job([0, 0], "01", logical_cpus=8))
+
+
+def test_without_the_native_engine_the_reason_is_given():
+    assert found(job([0, 1], "01"), (False, "no compiler")) == ["no native engine: no compiler"]
+
+
+def test_every_hazard_says_what_to_do():
+    worst = job(
+        [0, 0, 0], ["0-1"] * 3, thread_level="multiple", governor="powersave", turbo="on", virtual=True
+    )
+    for hazard in hazards.find_hazards(worst, (False, "reason")):
+        assert hazard.effect
+        assert hazard.fix
+    text = as_text(worst, (False, "reason"), hazards.find_hazards(worst, (False, "reason")))
+    assert text.count("    fix     ") == len(found(worst, (False, "reason")))
+    assert "(grave)" in text
+    assert describe(worst, NATIVE, [])["oversubscribed"] is True
+
+
+def test_a_large_placement_is_shortened():
+    lines = as_text(job([0] * 1000, ["0"] * 1000), NATIVE, []).splitlines()
+    assert len(lines) < 90
+    assert any("936 more" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        ({}, None),
+        ({"PMI_RANK": "3", "PMI_SIZE": "4"}, (3, 4)),
+        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", **SLURM}, (1, 2)),
+        (SLURM, (0, 9)),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "x"}, None),
+    ],
+)  # fmt: skip
+def test_the_launcher_is_believed_in_order(monkeypatch, env, expected):
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    assert world.launched() == expected
+
+
+def test_a_world_too_small_is_a_problem(monkeypatch):
+    assert world.launcher_problem(1) is None
+    monkeypatch.setenv("SLURM_NTASKS", "4")  # a batch script without srun
+    assert "started 4 ranks" in world.launcher_problem(1)
+    assert world.launcher_problem(4) is None
+
+
+def test_a_signal_is_noted_once_and_then_does_what_it_did_before():
+    class Alone:
+        """A world whose ranks are this one."""
+
+        class control:  # noqa: N801  (stands for an attribute)
+            @staticmethod
+            def allreduce(value, op):
+                return value
+
+    with world.StopSignals() as stop:
+        stop.check(Alone)
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(world.Stopped, match="stopped by SIGINT") as stopped:
+            stop.check(Alone)
+        assert stopped.value.status == 130
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_machine_facts_are_json_and_true():
+    facts = machine.describe_machine()
+    assert facts["logical_cpus"] >= facts["physical_cores"] >= 1
+    assert len(machine.affinity()) <= facts["logical_cpus"]
+    assert machine.expand_compact(machine.compact({5, 1, 2, 3})) == {1, 2, 3, 5}
+    assert machine.read_text("/none/such") is None
+
+
+def test_git_state_is_only_that_of_mpicoll(tmp_path):
+    author = ["-c", "user.name=n", "-c", "user.email=e"]
+    for words in (["init", "-q"], [*author, "commit", "-q", "--allow-empty", "-m", "m"]):
+        subprocess.run(["git", "-C", str(tmp_path), *words], check=True, timeout=30)
+    assert machine.git_state(tmp_path) is None
+    assert machine.git_state(tmp_path / "none") is None
+
+
+def test_orders_are_permutations_and_reproducible():
+    made = orders(5, 50, seed=3)
+    assert all(sorted(order) == list(range(5)) for order in made)
+    assert len(set(map(tuple, made))) > 20
+    random.seed(99)
+    assert orders(5, 50, seed=3) == made
+    assert orders(5, 50, seed=4) != made
+
+
+@pytest.mark.parametrize("prime", [False, True])
+def test_every_timed_call_follows_a_barrier(prime):
+    """And a primed one, its own untimed call before that."""
+    log = []
+    calls = [lambda: log.append("a"), lambda: log.append("b")]
+    seconds = measure(calls, lambda: log.append("|"), [[0, 1], [1, 0]], prime=prime)
+    assert "".join(log) == ("a|ab|bb|ba|a" if prime else "|a|b|b|a")
+    assert seconds.shape == (2, 2)
+    assert (seconds > 0).all()
+
+
+def test_the_garbage_collector_rests_and_comes_back():
+    def fail():
+        with no_garbage_collection():
+            assert not gc.isenabled()
+            raise KeyError
+
+    assert gc.isenabled()
+    with pytest.raises(KeyError):
+        fail()
+    assert gc.isenabled()
+
+
+def test_the_timer_is_measured():
+    facts = timer_facts(2000)
+    assert 0 < facts["timer_resolution"] <= facts["timer_call"] < 1e-3
+    seconds, number = cost_of(lambda: None, budget=0.01, most=50)
+    assert 0 < seconds < 1e-2
+    assert 1 <= number <= 50
+
+
+def test_equal_values_with_other_bytes_are_told_apart():
+    same = [digest(np.array([0.0, 1.0])), digest(np.array([0.0, 1.0]))]
+    assert different_bytes(same) is None
+    negative_zero = np.array([-0.0, 1.0])
+    assert np.array_equal(negative_zero, [0.0, 1.0])
+    assert "rank 2 holds other bytes" in different_bytes([*same, digest(negative_zero)])
+
+
+def test_a_case_in_a_line():
+    case = Case("allreduce", "float32", "sum", 0, 256, 2)
+
+    def rows(name, seconds, **more):
+        who = {"implementation": "mpi", "requested": name, "engine": None}
+        if name != "builtin":
+            who |= {"implementation": "mpicoll", "engine": "native"}
+        return {**who, "status": "ok", "warmup": False, "seconds": seconds, **more}
+
+    text = summary_line(case, [rows("ring", 1e-6), rows("tree", 3e-6), rows("builtin", 2e-6)])
+    assert text == "all-reduce float32 sum 1 KiB; ring (native) 1 µs, 0.50 of builtin; builtin 2 µs"
+    assert "builtin" not in summary_line(case, [rows("ring", 1e-6)])
+    assert "WRONG ring (native): why" in summary_line(
+        case, [rows("ring", None, status="wrong", reason="why")]
+    )
+
+
+def test_the_command_line_has_help_and_a_version(capsys):
+    for argv in (["--help"], ["sweep", "--help"], ["report", "--help"], ["info", "--help"], ["--version"]):
+        with pytest.raises(SystemExit) as stopped:
+            cli.main(argv)
+        assert stopped.value.code == 0
+    assert "--thread-level" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["frobnicate"])
+    assert stopped.value.code == 2
+
+
+@pytest.mark.parametrize("argv", [["frobnicate"], ["sweep", "--sizes", "x"]])
+def test_other_ranks_keep_silent(argv):
+    for rank in ("0", "1"):
+        env = {**os.environ, "PMI_RANK": rank, "PMI_SIZE": "2"}
+        result = subprocess.run(
+            [sys.executable, "-m", "mpicoll", *argv],
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert result.returncode == 2
+        assert bool(result.stdout + result.stderr) == (rank == "0")
+
+
+def test_resume_needs_a_directory():
+    args = cli.make_parser().parse_args(["sweep", "--resume"])
+    with pytest.raises(ArgumentError, match="--resume needs -o DIR"):
+        args.func(args)
+
+
+def test_a_missing_package_of_the_report_is_named():
+    hidden = "import sys; sys.modules['altair'] = None; from mpicoll.bench.cli import main; "
+    argv = [sys.executable, "-c", hidden + "sys.exit(main(['report', '.']))"]
+    result = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 2
+    assert "a report needs more packages (altair): pip install 'mpicoll[report]'" in result.stderr
