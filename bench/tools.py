@@ -300,7 +300,8 @@ def run_verify(args: argparse.Namespace) -> int:
             flush=True,
         )
         if tally.refused:
-            notes.append(f"{algorithm} does not serve P={_runs(tally.refused)}")
+            served = f"{len(sizes) - len(tally.refused)} of these {len(sizes)} sizes"
+            notes.append(f"{algorithm} serves {served}, and not P={_runs(tally.refused)}")
         if algorithm.collective.reduces and tally.in_order and not algorithm.ordered and sizes[-1] > 2:
             notes.append(f"{algorithm} combined in rank order in every case, but is not declared ordered")
     for note in notes:
@@ -320,4 +321,5 @@ def _runs(numbers: Sequence[int]) -> str:
             runs[-1][1] = number
         else:
             runs.append([number, number])
-    return ", ".join(str(a) if a == b else f"{a}..{b}" for a, b in runs)
+    text = [str(a) if a == b else f"{a}..{b}" for a, b in runs]
+    return ", ".join(text if len(text) <= 8 else [*text[:6], "…", text[-1]])

@@ -27,10 +27,13 @@ def node_maps(size: int) -> list[tuple[int, ...]]:
     [(0, 0), (0, 1), (1, 0)]
     >>> node_maps(4)[2:6]
     [(0, 0, 0, 1), (1, 1, 0, 0), (0, 1, 1, 0), (0, 0, 0, 0)]
+    >>> node_maps(9)[-1:]  # and nodes of equally many ranks, wherever there can be any
+    [(0, 0, 0, 1, 1, 1, 2, 2, 2)]
     """
     per = 2 if size < 9 else 4
     nodes = -(-size // per)
     unequal = [0, 0, 0, 1]  # three ranks, then one, again and again
+    factor = next(f for f in range(2, size + 2) if size % f == 0 or f > size)
     maps = [
         tuple(r // per for r in range(size)),
         tuple(r % nodes for r in range(size)),
@@ -40,6 +43,8 @@ def node_maps(size: int) -> list[tuple[int, ...]]:
         (0,) * size,
         tuple(range(size)),
         tuple(reversed(range(size))),
+        tuple(r // factor for r in range(size)),
+        tuple(r % factor for r in range(size)),
     ]
     return list(dict.fromkeys(maps))
 
@@ -76,7 +81,9 @@ def _names(collective: str, algorithm: str, parameter: str) -> list[str]:
 def _values(algorithm: Algorithm, parameter: str, size: int) -> list[Any]:
     default = algorithm.defaults[parameter]
     if parameter in VALUES:
-        return list(VALUES[parameter](size))
+        values = list(VALUES[parameter](size))
+        # Of node maps those that it takes: samples would else hardly find one for nodes of equal size.
+        return [v for v in values if algorithm.refusal(size, {parameter: v}) is None] or values
     if isinstance(default, bool):
         return [default, not default]
     if isinstance(default, str):

@@ -123,7 +123,7 @@ def test_verify_proves_and_says_how_it_grows(run: Run, capsys: pytest.CaptureFix
 
 def test_verify_names_sizes_not_served(run: Run, capsys: pytest.CaptureFixture[str]):
     assert run("verify", "allgather", "neighbor_exchange", "--ranks", "2:5") == 0
-    assert "note    allgather/neighbor_exchange does not serve P=3, 5" in capsys.readouterr().out
+    assert "allgather/neighbor_exchange serves 2 of these 4 sizes, and not P=3, 5" in capsys.readouterr().out
 
 
 def test_verify_fails_on_a_wrong_algorithm_and_goes_on(
