@@ -72,6 +72,7 @@ test: $(TESTING)
 lint: .venv-mpich/.stamp
 	.venv-mpich/bin/ruff check .
 	.venv-mpich/bin/mypy
+	.venv-mpich/bin/codespell
 	.venv-mpich/bin/vermin --quiet --no-tips --no-parse-comments --target=3.10- --violations mpicoll bench
 
 test-lint: lint

@@ -106,7 +106,7 @@ def _show_stacks(directory: Path) -> None:
     """Print what the ranks wrote of where they stood when the job was ended, without pytest's frames."""
     for stack in sorted(directory.glob("rank-*.txt")):
         frames = [f for f in stack.read_text().splitlines() if not any(word in f for word in FRAMEWORK)]
-        if len(frames) > 1:
+        if any(frame.startswith("  File") for frame in frames):
             print(f"--- {stack.stem} stood here (latest call first) ---", *frames, sep="\n")
 
 

@@ -156,7 +156,8 @@ def test_sdist_is_a_real_tree(distributions: Path) -> None:
     with tarfile.open(archive) as tar:
         members = {m.name.partition("/")[2]: m for m in tar.getmembers()}
     assert all(m.isfile() or m.isdir() for m in members.values())
-    assert {"mpicoll/bench/cli.py", "mpicoll/_runner.c", "README.md", "LICENSE"} <= members.keys()
+    assert {"mpicoll/bench/cli.py", "README.md", "CHANGELOG.md", "LICENSE"} <= members.keys()
+    assert {f"mpicoll/{p.name}" for p in (ROOT / "mpicoll").glob("*.[ch]")} <= members.keys()
 
 
 @pytest.mark.parametrize("how", [[], ["--editable"]], ids=["wheel", "editable"])
