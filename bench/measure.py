@@ -126,23 +126,22 @@ class Bench:
         result.orders = orders(len(calls), spec.warmup + spec.iterations, seed)
         chunks: list[np.ndarray] = []
         done, prime = 0, work.case.msg_bytes < spec.prime_below
+        phases = ((1, spec.warmup, budget / 4), (_FEWEST, spec.iterations, budget))
         with no_garbage_collection():
-            for phase, wanted, share in (("warmup", spec.warmup, 0.25), ("timed", spec.iterations, 1.0)):
+            for phase, (fewest, wanted, seconds) in enumerate(phases):
                 begun = done
-                for length in self._chunks(wanted, budget * share):
+                for length in self._chunks(fewest, wanted, seconds):
                     sequence = result.orders[done : done + length]
                     chunks.append(measure(calls, self.barrier.run, sequence, prime=prime))
                     done += length
-                if phase == "warmup":
+                if phase == 0:
                     result.warmup = done
-                    # Orders of warm-up iterations that were not made are left out.
-                    del result.orders[done : spec.warmup]
                 elif done - begun < wanted:
                     result.stopped_by = "case_time"
         del result.orders[done:]
         result.seconds = self._gather(np.concatenate(chunks))
 
-    def _chunks(self, wanted: int, budget: float) -> Iterator[int]:
+    def _chunks(self, fewest: int, wanted: int, budget: float) -> Iterator[int]:
         """Numbers of iterations to run next; decided by rank 0, outside of any timed call."""
         done, length, start = 0, 1, time.perf_counter()
         while True:
@@ -151,7 +150,7 @@ class Bench:
                 elapsed = time.perf_counter() - start
                 if done:
                     length = max(1, min(4 * length, int(_LOOK_UP / max(elapsed / done, 1e-7))))
-                if done >= min(wanted, _FEWEST) and elapsed > budget:
+                if done >= min(wanted, fewest) and elapsed > budget:
                     length = 0
                 length = min(length, wanted - done)
             length = self.world.control.bcast(length, root=0)
