@@ -60,12 +60,13 @@ def make_sections(results: Results, summary: pd.DataFrame) -> list[dict[str, Any
     """One section per panel: title, sentence, table of winners, charts."""
     from mpicoll.bench import figures, stats
 
-    several = summary["environment"].nunique() > 1
+    vendors = {name: name.partition(",")[0] for name in summary["environment"].unique()}
+    unclear = len(set(vendors.values())) < len(vendors)
     sections = []
     for key, panel in stats.panels(summary):
         grave = grave_hazards(results, key)
-        title = panel_title(key)
-        heading = f"{title}, {key['environment']}" if several else title
+        place = key["environment"] if unclear else vendors[key["environment"]]
+        heading = f"{panel_title(key)}, {place}"
         table = stats.winners(panel)
         has_ratio = bool(panel["ratio"].notna().any())
         charts = {
