@@ -25,15 +25,22 @@ from .errors import (
 )
 from .registry import algorithm, get
 from .registry import algorithms as catalogue
-
 from .schedule import Recv, Round, Send, Side, Window
 
 if TYPE_CHECKING:
     from .comm import Comm
+    from .mesh import Mesh
+    from .requests import Request
     from .runner import Plan, native_status
 
 __version__ = "0.1.0"
-_with_mpi = {"Comm": "comm", "Plan": "runner", "native_status": "runner"}
+_with_mpi = {
+    "Comm": "comm",
+    "Mesh": "mesh",
+    "Plan": "runner",
+    "Request": "requests",
+    "native_status": "runner",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -47,10 +54,12 @@ def __getattr__(name: str) -> Any:
 __all__ = [
     "ArgumentError",
     "Comm",
+    "Mesh",
     "MismatchError",
     "MpicollError",
     "Plan",
     "Recv",
+    "Request",
     "RevokedError",
     "Round",
     "ScheduleError",

@@ -64,7 +64,7 @@ class Operation:
 
 
 def name_of(op: MPI.Op) -> str:
-    """ "sum", "maxloc", …; "user" for an operation made by `MPI.Op.Create`."""
+    """The operation's name, such as "sum"; "user" for one made by `MPI.Op.Create`."""
     return _NAMES.get(op.handle, "user")
 
 

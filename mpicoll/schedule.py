@@ -92,7 +92,7 @@ def blocks_of(windows: Windows, blocks: int) -> Iterator[int]:
     """The block numbers of `windows`, in order, where the space has `blocks` blocks."""
     for start, length in windows:
         stop = start + length
-        if 0 <= start and stop <= blocks:
+        if start >= 0 and stop <= blocks:
             yield from range(start, stop)
         else:
             for block in range(start, stop):

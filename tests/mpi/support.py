@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import mpicoll
 import numpy as np
 from mpi4py import MPI
+
+import mpicoll
 from mpicoll.runner import native_status
 
 WORLD = MPI.COMM_WORLD

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import mpicoll
 import numpy as np
 import pytest
 from mpi4py import MPI
+
+import mpicoll
 
 from .support import (
     DTYPES,

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import mpicoll
 import numpy as np
 import pytest
 from mpi4py import MPI
+
+import mpicoll
 
 from .support import ENGINES, WORLD, Guarded, answer, values, world
 

@@ -6,10 +6,11 @@ import gc
 import time
 from collections.abc import Iterator
 
-import mpicoll
 import numpy as np
 import pytest
 from mpi4py import MPI
+
+import mpicoll
 from mpicoll.requests import LANES, Request
 
 from .support import ENGINES, WORLD, answer, values
@@ -97,7 +98,7 @@ def test_blocking_calls_in_between(comm: mpicoll.Comm) -> None:
     for turn in range(4):
         y[:] = 0
         request = comm.Iallreduce(x, y)
-        if RANK % 2 == turn % 2:
+        if turn % 2 == RANK % 2:
             request.Wait()
             comm.Allreduce(np.ones(3), z)
         else:
