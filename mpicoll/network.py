@@ -163,9 +163,10 @@ class Network:
         if self.rounds[rank] > self.most_rounds:
             self.fail(rank, f"a schedule of more than {self.most_rounds} rounds does not end")
         places = self._places[rank] = [spans.get(m.windows) or self.span(rank, m.windows) for m in recvs]
-        for slot, into in enumerate(recvs):
-            if into.side is None and into.windows:
-                self._refuse_overlap(rank, slot, step)
+        if len(sends) + len(recvs) <= 4 or self._may_overlap(rank, step):
+            for slot, into in enumerate(recvs):
+                if into.side is None and into.windows:
+                    self._refuse_overlap(rank, slot, step)
         missing[rank] = len(sends) + len(recvs)
         arrived[rank] = [None] * len(recvs)
         for out in sends:
@@ -229,6 +230,21 @@ class Network:
             if other != slot and mine.meets(span):
                 also = f"received from rank {step.recvs[other].peer}"
                 self._overlap(rank, step.recvs[slot], mine.common(span), also)
+
+    def _may_overlap(self, rank: int, step: Round) -> bool:
+        """Whether a copy of a round overlaps any other message of it, found in one sweep over all runs."""
+        runs = [(*run, True) for out in step.sends for run in self.span(rank, out.windows).runs]
+        for into, place in zip(step.recvs, self._places[rank], strict=True):
+            runs += [(*run, into.side is not None) for run in place.runs]
+        runs.sort()
+        copied = covered = 0  # where the runs so far end: those of copies, and all
+        for start, stop, keeps in runs:
+            if start < copied or (start < covered and not keeps):
+                return True
+            covered = max(covered, stop)
+            if not keeps:
+                copied = max(copied, stop)
+        return False
 
     def _overlap(self, rank: int, into: Recv, both: list[tuple[int, int]], also: str) -> NoReturn:
         where = f"the copy of {spell_runs(both)} from rank {into.peer}"
