@@ -1,4 +1,4 @@
-/* Reductions: out = left op right, for every arithmetic type of MPI. No Python, no MPI. */
+/* Reductions: out = left op right, for every arithmetic type of MPI. */
 #include "_runner.h"
 #include <stddef.h>
 #include <string.h>

@@ -9,59 +9,15 @@
  * Waiting is a loop around MPI_Testall rather than MPI_Waitall, so that a wait can give up the core when
  * ranks outnumber cores, answer Ctrl-C, notice that another rank has given up, and time out.
  */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-#include <pthread.h>
+#include "_runner.h"
+
 #include <sched.h>
-#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 #include <time.h>
 
-#include "_runner.h"
-
-typedef int (*startall_fn)(int, void *);
-typedef int (*testall_fn)(int, void *, int *, void *);
-typedef int (*reduce_local_fn)(const void *, void *, int, intptr_t, intptr_t);
-
 /* ---- programs ----------------------------------------------------------------------------------- */
-
-enum { START, WAIT, KERNEL_STEP, MPI_STEP, COPY };
-
-typedef struct {
-    int64_t code;
-    int64_t a, b, c, n; /* START, WAIT: first, last; KERNEL_STEP: out, left, right, elements;
-                           MPI_STEP: in, inout, extent, elements; COPY: out, source, -, bytes */
-} step;
-
-typedef struct Program {
-    PyObject_HEAD
-    step *steps;
-    Py_ssize_t count, next;
-    char *requests; /* opaque handles, `request_size` bytes each */
-    Py_ssize_t request_size;
-    void *statuses; /* room for the longest wait; read by nobody (MPI_STATUSES_IGNORE differs by library) */
-    startall_fn startall;
-    testall_fn testall;
-    reduce_local_fn reduce_local;
-    kernel_fn combine;
-    intptr_t datatype, operation;
-    PyObject *idle;    /* called now and then during a long wait with the step; raises to give up */
-    PyObject *owner;   /* keeps memory and requests alive for as long as the program */
-    PyObject *failure; /* called with (MPI error code, step); returns the exception to raise */
-    int polite;        /* give up the core between tests */
-    int busy;          /* somebody is running it */
-    int broken;
-    /* In the background (guarded by `lock`, but for `state`): */
-    atomic_int state;
-    int rc;                  /* why it FAILED */
-    struct Program *after;   /* must be over before this one begins */
-    struct Program *sibling; /* next in the list of the background thread */
-    vectorcallfunc call;
-} Program;
-
-enum { IDLE, QUEUED, FINISHED, FAILED }; /* states */
 
 static const int64_t IDLE_NS = 20000000; /* between two calls of `idle`, or, when it asks for that, … */
 static const int64_t SOON_NS = 200000;
@@ -73,8 +29,6 @@ static int64_t now(void) {
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
-
-typedef enum { DONE, PENDING, MPI_FAILED, RAISED } outcome;
 
 /* Ask Python whether to go on waiting: nanoseconds until it wants to be asked again, or -1 to give up.
  * Called without the GIL. */
@@ -134,7 +88,7 @@ static int reduce_with_mpi(Program *p, const step *s) {
     return 0;
 }
 
-static outcome run(Program *p, int blocking, int *rc) {
+outcome mpicoll_run(Program *p, int blocking, int *rc) {
     for (; p->next < p->count; p->next++) {
         const step *s = &p->steps[p->next];
         outcome result;
@@ -164,7 +118,7 @@ static outcome run(Program *p, int blocking, int *rc) {
 }
 
 /* Run until the end, or, unless blocking, until a message is not there yet. 1 done, 0 pending, -1 raised. */
-static int advance(Program *p, int blocking) {
+int mpicoll_advance(Program *p, int blocking) {
     if (p->busy || p->broken) {
         PyErr_SetString(PyExc_RuntimeError, p->busy ? "the plan is being run by another thread"
                                                     : "the plan failed before and cannot run again");
@@ -174,7 +128,7 @@ static int advance(Program *p, int blocking) {
     outcome result;
     p->busy = 1;
     Py_BEGIN_ALLOW_THREADS
-    result = run(p, blocking, &rc);
+    result = mpicoll_run(p, blocking, &rc);
     Py_END_ALLOW_THREADS
     p->busy = 0;
     if (result == DONE)
@@ -190,207 +144,6 @@ static int advance(Program *p, int blocking) {
         }
     }
     return -1;
-}
-
-/* ---- in the background -------------------------------------------------------------------------- */
-
-/* One thread runs all programs that were submitted, never waiting for a message. It needs no Python and
- * holds no GIL. With nothing to do it sleeps; while messages are on their way it looks again at once for a
- * while, and then less and less often, so that computing threads keep their cores. */
-
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t work_came = PTHREAD_COND_INITIALIZER, step_over = PTHREAD_COND_INITIALIZER;
-static pthread_t thread;
-static int thread_runs, thread_must_stop;
-static Program *active;              /* singly linked by `sibling` */
-static long spins = 200;             /* fruitless rounds with sched_yield before sleeping */
-static long longest_sleep_ns = 50000;
-static const long SHORTEST_SLEEP_NS = 2000;
-
-static void unlink_active(Program *p) {
-    for (Program **at = &active; *at != NULL; at = &(*at)->sibling)
-        if (*at == p) {
-            *at = p->sibling;
-            p->sibling = NULL;
-            return;
-        }
-}
-
-/* One look at every active program, with `lock` held at entry and exit. Nonzero if anything moved. */
-static int look_around(void) {
-    int moved = 0;
-    Program *next;
-    for (Program *p = active; p != NULL; p = next) {
-        if (p->busy || (p->after != NULL && atomic_load(&p->after->state) == QUEUED)) {
-            next = p->sibling;
-            continue;
-        }
-        Py_ssize_t before = p->next;
-        p->busy = 1;
-        pthread_mutex_unlock(&lock);
-        outcome result = run(p, 0, &p->rc);
-        pthread_mutex_lock(&lock);
-        p->busy = 0;
-        next = p->sibling;
-        moved |= p->next != before;
-        if (result != PENDING) {
-            unlink_active(p);
-            p->next = 0;
-            p->broken = result != DONE;
-            atomic_store(&p->state, result == DONE ? FINISHED : FAILED);
-            moved = 1;
-        }
-        pthread_cond_broadcast(&step_over);
-    }
-    return moved;
-}
-
-static void *background(void *unused) {
-    long fruitless = 0, pause = SHORTEST_SLEEP_NS;
-    (void)unused;
-    pthread_mutex_lock(&lock);
-    while (!thread_must_stop) {
-        if (active == NULL) {
-            pthread_cond_wait(&work_came, &lock);
-            fruitless = 0;
-            pause = SHORTEST_SLEEP_NS;
-            continue;
-        }
-        if (look_around()) {
-            fruitless = 0;
-            pause = SHORTEST_SLEEP_NS;
-            continue;
-        }
-        pthread_mutex_unlock(&lock);
-        if (++fruitless < spins) {
-            sched_yield();
-        } else {
-            struct timespec t = {0, pause};
-            nanosleep(&t, NULL);
-            pause = pause * 2 < longest_sleep_ns ? pause * 2 : longest_sleep_ns;
-        }
-        pthread_mutex_lock(&lock);
-    }
-    pthread_mutex_unlock(&lock);
-    return NULL;
-}
-
-/* submit(after): hand the program to the background thread. `after` is a program or None. */
-static PyObject *program_submit(PyObject *self, PyObject *after) {
-    Program *p = (Program *)self;
-    if (p->busy || p->broken || atomic_load(&p->state) == QUEUED) {
-        PyErr_SetString(PyExc_RuntimeError, "the plan is running or has failed");
-        return NULL;
-    }
-    int failed = 0;
-    Py_INCREF(self); /* the list's reference; given back by settle() */
-    Py_BEGIN_ALLOW_THREADS
-    pthread_mutex_lock(&lock);
-    p->after = after == Py_None ? NULL : (Program *)after;
-    atomic_store(&p->state, QUEUED);
-    Program **end = &active;
-    while (*end != NULL)
-        end = &(*end)->sibling;
-    *end = p;
-    if (!thread_runs) {
-        thread_must_stop = 0;
-        failed = pthread_create(&thread, NULL, background, NULL);
-        thread_runs = !failed;
-    }
-    if (failed)
-        unlink_active(p);
-    pthread_cond_signal(&work_came);
-    pthread_mutex_unlock(&lock);
-    Py_END_ALLOW_THREADS
-    if (failed) {
-        Py_DECREF(self);
-        atomic_store(&p->state, IDLE);
-        PyErr_SetString(PyExc_OSError, "the background thread could not be started");
-        return NULL;
-    }
-    Py_RETURN_NONE;
-}
-
-/* After a submitted program is over, or was taken back: give its reference back, raise if it failed. */
-static int settle(Program *p) {
-    int failed = atomic_exchange(&p->state, IDLE) == FAILED;
-    pthread_mutex_lock(&lock); /* with the GIL: its holders never wait for that */
-    for (Program *later = active; later != NULL; later = later->sibling)
-        if (later->after == p)
-            later->after = NULL; /* or it would wait for the next run of `p` */
-    pthread_mutex_unlock(&lock);
-    Py_DECREF(p);
-    if (failed) {
-        PyObject *error = PyObject_CallFunction(p->failure, "in", p->rc, (Py_ssize_t)0);
-        if (error != NULL) {
-            PyErr_SetObject((PyObject *)Py_TYPE(error), error);
-            Py_DECREF(error);
-        }
-        return -1;
-    }
-    return 0;
-}
-
-/* test() -> bool: whether the background thread has finished a submitted program. */
-static PyObject *program_test(PyObject *self, PyObject *unused) {
-    Program *p = (Program *)self;
-    int state = atomic_load(&p->state);
-    if (state == QUEUED)
-        Py_RETURN_FALSE;
-    if (state != IDLE && settle(p) < 0)
-        return NULL;
-    Py_RETURN_TRUE;
-}
-
-/* join(): take a submitted program back from the background thread and run it to its end here: a thread
- * that waits has nothing better to do. */
-static PyObject *program_join(PyObject *self, PyObject *unused) {
-    Program *p = (Program *)self;
-    if (atomic_load(&p->state) == IDLE)
-        Py_RETURN_NONE;
-    Py_BEGIN_ALLOW_THREADS
-    pthread_mutex_lock(&lock);
-    while (p->busy)
-        pthread_cond_wait(&step_over, &lock);
-    unlink_active(p);
-    pthread_mutex_unlock(&lock);
-    Py_END_ALLOW_THREADS
-    /* Programs that come after this one begin only when it is over, so it stays QUEUED until then. */
-    if (atomic_load(&p->state) == QUEUED && advance(p, 1) < 0) {
-        PyObject *type, *value, *traceback;
-        PyErr_Fetch(&type, &value, &traceback);
-        settle(p);
-        PyErr_Restore(type, value, traceback);
-        return NULL;
-    }
-    if (settle(p) < 0)
-        return NULL;
-    Py_RETURN_NONE;
-}
-
-/* stop_background(): end the thread; programs that are still active stay as they are. */
-static PyObject *stop_background(PyObject *self, PyObject *unused) {
-    if (thread_runs) {
-        Py_BEGIN_ALLOW_THREADS
-        pthread_mutex_lock(&lock);
-        thread_must_stop = 1;
-        pthread_cond_signal(&work_came);
-        pthread_mutex_unlock(&lock);
-        pthread_join(thread, NULL);
-        thread_runs = 0;
-        Py_END_ALLOW_THREADS
-    }
-    Py_RETURN_NONE;
-}
-
-/* background_policy(spins, longest_sleep_ns): how eagerly the thread looks for messages. */
-static PyObject *background_policy(PyObject *self, PyObject *args) {
-    long new_spins, new_sleep;
-    if (!PyArg_ParseTuple(args, "ll", &new_spins, &new_sleep))
-        return NULL;
-    spins = new_spins;
-    longest_sleep_ns = new_sleep;
-    Py_RETURN_NONE;
 }
 
 /* ---- the Python side ---------------------------------------------------------------------------- */
@@ -410,13 +163,13 @@ static PyObject *program_call(PyObject *self, PyObject *const *args, size_t narg
         PyErr_SetString(PyExc_TypeError, "a program takes no arguments");
         return NULL;
     }
-    if (advance((Program *)self, 1) < 0)
+    if (mpicoll_advance((Program *)self, 1) < 0)
         return NULL;
     Py_RETURN_NONE;
 }
 
 static PyObject *program_advance(PyObject *self, PyObject *blocking) {
-    int result = advance((Program *)self, PyObject_IsTrue(blocking));
+    int result = mpicoll_advance((Program *)self, PyObject_IsTrue(blocking));
     return result < 0 ? NULL : PyBool_FromLong(result);
 }
 
@@ -493,10 +246,10 @@ static void program_dealloc(PyObject *self) {
 }
 
 static PyMethodDef program_methods[] = {
-    {"submit", program_submit, METH_O,
+    {"submit", mpicoll_submit, METH_O,
      "submit(after): let the background thread run it, once the program `after` (or None) is over."},
-    {"test", program_test, METH_NOARGS, "test() -> bool: whether a submitted program is over."},
-    {"join", program_join, METH_NOARGS, "join(): run a submitted program to its end, here if need be."},
+    {"test", mpicoll_test, METH_NOARGS, "test() -> bool: whether a submitted program is over."},
+    {"join", mpicoll_join, METH_NOARGS, "join(): run a submitted program to its end, here if need be."},
     {"advance", program_advance, METH_O,
      "advance(blocking) -> bool: run until done (True), or until a message is not there yet (False)."},
     {NULL}};
@@ -521,8 +274,8 @@ static PyTypeObject ProgramType = {
 };
 
 static PyMethodDef module_methods[] = {
-    {"stop_background", stop_background, METH_NOARGS, "stop_background(): end the background thread."},
-    {"background_policy", background_policy, METH_VARARGS,
+    {"stop_background", mpicoll_stop_background, METH_NOARGS, "stop_background(): end the background thread."},
+    {"background_policy", mpicoll_background_policy, METH_VARARGS,
      "background_policy(spins, longest_sleep_ns): how eagerly the background thread looks for messages."},
     {"kernel", kernel, METH_O, "kernel(name) -> address of a reduction such as 'sum_f4', or None."},
     {NULL}};

@@ -1,13 +1,77 @@
-/* What the two halves of the native engine share. */
+/* What the parts of the native engine share: kernels, programs, and how they are run. */
 #ifndef MPICOLL_RUNNER_H
 #define MPICOLL_RUNNER_H
 
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stdatomic.h>
 #include <stdint.h>
+
+/* ---- _kernels.c -------------------------------------------------------------------------------- */
 
 /* out[i] = left[i] op right[i] for n elements; `out` may be `left` or `right`. */
 typedef void (*kernel_fn)(void *out, const void *left, const void *right, int64_t n);
 
 /* The kernel of a name such as "sum_f4", or NULL. */
 kernel_fn mpicoll_kernel(const char *name);
+
+/* ---- _runner.c --------------------------------------------------------------------------------- */
+
+typedef int (*startall_fn)(int, void *);
+typedef int (*testall_fn)(int, void *, int *, void *);
+typedef int (*reduce_local_fn)(const void *, void *, int, intptr_t, intptr_t);
+
+enum { START, WAIT, KERNEL_STEP, MPI_STEP, COPY };
+
+typedef struct {
+    int64_t code;
+    int64_t a, b, c, n; /* START, WAIT: first, last; KERNEL_STEP: out, left, right, elements;
+                           MPI_STEP: in, inout, extent, elements; COPY: out, source, -, bytes */
+} step;
+
+typedef struct Program {
+    PyObject_HEAD
+    step *steps;
+    Py_ssize_t count, next;
+    char *requests; /* opaque handles, `request_size` bytes each */
+    Py_ssize_t request_size;
+    void *statuses; /* room for the longest wait; read by nobody (MPI_STATUSES_IGNORE differs by library) */
+    startall_fn startall;
+    testall_fn testall;
+    reduce_local_fn reduce_local;
+    kernel_fn combine;
+    intptr_t datatype, operation;
+    PyObject *idle;    /* called now and then during a long wait with the step; raises to give up */
+    PyObject *owner;   /* keeps memory and requests alive for as long as the program */
+    PyObject *failure; /* called with (MPI error code, step); returns the exception to raise */
+    int polite;        /* give up the core between tests */
+    int busy;          /* somebody is running it */
+    int broken;
+    /* In the background (guarded by `lock`, but for `state`): */
+    atomic_int state;
+    int rc;                  /* why it FAILED */
+    struct Program *after;   /* must be over before this one begins */
+    struct Program *sibling; /* next in the list of the background thread */
+    vectorcallfunc call;
+} Program;
+
+enum { IDLE, QUEUED, FINISHED, FAILED }; /* states */
+
+typedef enum { DONE, PENDING, MPI_FAILED, RAISED } outcome;
+
+/* Run from the next step on, without the GIL; `*rc` is MPI's error code if it fails. */
+outcome mpicoll_run(Program *p, int blocking, int *rc);
+
+/* Run until the end, or, unless blocking, until a message is not there yet, releasing the GIL meanwhile.
+ * 1 done, 0 pending, -1 raised. */
+int mpicoll_advance(Program *p, int blocking);
+
+/* ---- _background.c: methods of Program, functions of the module ------------------------------------ */
+
+PyObject *mpicoll_submit(PyObject *self, PyObject *after);
+PyObject *mpicoll_test(PyObject *self, PyObject *unused);
+PyObject *mpicoll_join(PyObject *self, PyObject *unused);
+PyObject *mpicoll_stop_background(PyObject *self, PyObject *unused);
+PyObject *mpicoll_background_policy(PyObject *self, PyObject *args);
 
 #endif
