@@ -11,7 +11,6 @@ from ..schedule import Recv, Round, Schedule, Send, Side, Window, Windows, excha
 from .common import even_size, one_per_rank
 from .compose import embed, folded, whole
 from .patterns import (
-    base_factors,
     ceil_log2,
     circulant_skips,
     floor_log2,
@@ -184,23 +183,40 @@ def recursive_halving_near(rank: int, size: int) -> Schedule:
 
 @algorithm("reduce_scatter", blocks=one_per_rank, ordered=True)
 def recursive_doubling(rank: int, size: int) -> Schedule:
-    """Exchange everything with a partner, at double the distance in every round.
+    """Exchange all that others still need with a partner, at double the distance in every round.
 
     Works for any P; others than powers of two are folded.
     Rounds: log2 P (+2).
-    Bytes per rank: log2 P·n (folded: up to n more).
+    Bytes per rank: (log2 P−(P−1)/P)·n (folded: up to n more).
     Ordered: only neighbouring runs of ranks are combined.
     Reference: Thakur, Rabenseifner, Gropp, Int. J. High Perform. Comput. Appl., 2005.
     """
-    factors = base_factors(size, 2)
+    base = 1 << floor_log2(size)
     yield from folded(
         rank,
         size,
-        prod(factors),
-        lambda v: multiplying(v, factors, size),
+        base,
+        lambda v: _doubling(v, base, size),
         hand_in=lambda extra: whole(size),
         hand_out=lambda extra: (Window(extra),),
     )
+
+
+def _doubling(rank: int, base: int, size: int) -> Schedule:
+    """Rounds of recursive doubling on `base` virtual ranks, with `size` parts."""
+
+    def beyond(run: int, length: int) -> Windows:
+        """All parts but those of an aligned run of virtual ranks, which keeps its own."""
+        first, last = (2 * v if v < size - base else v + size - base for v in (run, run + length))
+        return (Window(last % size, size - (last - first)),)
+
+    stride = 1
+    while stride < base:
+        peer, run = rank ^ stride, rank & -stride
+        # After: every rank of my aligned run of 2·stride ranks holds the run's combination of the parts
+        # that are not the run's own; of those each holds what its part of the run needs.
+        yield exchange(peer, beyond(run, stride), beyond(run ^ stride, stride), side_of(peer, rank))
+        stride *= 2
 
 
 def multiplying(rank: int, factors: Sequence[int], blocks: int) -> Schedule:

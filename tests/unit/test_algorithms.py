@@ -112,8 +112,8 @@ FORMS: dict[str, Callable[[int], Forms]] = {
     "reduce_scatter/recursive_halving_near": lambda p: FORMS["reduce_scatter/recursive_halving"](p),
     "reduce_scatter/recursive_doubling": lambda p: (
         floor_log2(p) + 2 * folds(p),
-        None if folds(p) else floor_log2(p),
-        floor_log2(p) + folds(p),
+        None if folds(p) else floor_log2(p) - share(p),
+        None if folds(p) else floor_log2(p) - share(p),
     ),
     "allgather/ring": lambda p: (p - 1, share(p), 0),
     "allgather/linear": lambda p: (min(1, p - 1), share(p), 0),
