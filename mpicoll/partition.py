@@ -35,9 +35,7 @@ def offsets(count: int, blocks: int) -> list[int]:
     if count < 0 or blocks < 1:
         raise ArgumentError(f"cannot cut {count} elements in {blocks} blocks")
     base, longer = divmod(count, blocks)
-    return list(
-        accumulate((base + 1 if b < longer else base for b in range(blocks)), initial=0)
-    )
+    return list(accumulate((base + 1 if b < longer else base for b in range(blocks)), initial=0))
 
 
 def segments_for(nbytes: int, segment_bytes: int, most: int = 1 << 16) -> int:

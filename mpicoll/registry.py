@@ -55,9 +55,7 @@ class Algorithm:
         unknown = given.keys() - self.defaults.keys()
         if unknown:
             known = ", ".join(self.defaults) or "none"
-            raise ArgumentError(
-                f"{self} has no parameter {', '.join(sorted(unknown))}; it has: {known}"
-            )
+            raise ArgumentError(f"{self} has no parameter {', '.join(sorted(unknown))}; it has: {known}")
         tuned: dict[str, Any] = {}
         if nbytes is not None:
             tuned = {k: f(size, nbytes) for k, f in self.tune.items()}

@@ -9,8 +9,8 @@ A schedule is an iterator of `Round`. It knows no buffers, no datatype and no MP
 3. Reducing receives of one block are combined, once the round's messages are complete, as one left
    fold: the `Side.LEFT` receives in the order listed, then my own block, then the `Side.RIGHT`
    receives in the order listed. Every rank that forms a result thus evaluates the same expression.
-4. The k-th send from s to d meets the k-th receive at d from s; they carry equally many blocks,
-   paired in the order in which the windows list them.
+4. The k-th send from s to d meets the k-th receive at d from s; both name the same blocks in the
+   same order.
 5. Messages whose blocks are all empty are skipped by both sides. A message without windows is a
    *token*: it carries nothing but the fact that it was sent (barriers are made of them).
 
@@ -20,7 +20,7 @@ receive buffer or in scratch is the plan's business (`plan.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
@@ -115,26 +115,3 @@ def merged(windows: Iterable[Window]) -> Windows:
         else:
             result.append(Window(start, length))
     return tuple(result)
-
-
-def remap(
-    rounds: Iterable[Round],
-    ranks: Sequence[int],
-    blocks: int,
-    place: Callable[[int], Window],
-) -> Schedule:
-    """Run a sub-group's schedule inside a larger one.
-
-    `ranks[i]` is the outer rank of the sub-group's rank i; the sub-schedule has `blocks` blocks, and
-    its block b stands for the outer window `place(b)`. Compositions (two-level collectives, trees
-    over leaders) are remapped schedules, one after the other.
-    """
-
-    def outer(windows: Windows) -> Windows:
-        return merged(place(block) for block in blocks_of(windows, blocks))
-
-    for step in rounds:
-        yield Round(
-            tuple(Send(ranks[m.peer], outer(m.windows)) for m in step.sends),
-            tuple(Recv(ranks[m.peer], outer(m.windows), m.side) for m in step.recvs),
-        )

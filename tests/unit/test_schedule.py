@@ -7,17 +7,18 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mpicoll.algorithms.compose import embed
 from mpicoll.schedule import (
     Recv,
     Round,
     Send,
     Side,
     Window,
+    Windows,
     blocks_of,
     exchange,
     merged,
     recv,
-    remap,
     send,
     window_count,
 )
@@ -50,19 +51,19 @@ def test_short_forms_build_rounds():
     assert exchange(3, (w,), (w,), Side.RIGHT, source=1).recvs == (Recv(1, (w,), Side.RIGHT),)
 
 
-def test_remapping_places_ranks_and_blocks():
+def test_embedding_places_ranks_and_blocks():
     inner = [exchange(1, (Window(0, 2),), (Window(1),), Side.RIGHT)]
-    (step,) = remap(inner, [4, 7], 2, lambda block: Window(10 * block, 3))
+    (step,) = embed(inner, [4, 7], 2, lambda block: (Window(10 * block, 3),))
     assert step.sends == (Send(7, (Window(0, 3), Window(10, 3))),)
     assert step.recvs == (Recv(7, (Window(10, 3),), Side.RIGHT),)
 
 
-def test_remapping_unfolds_circular_windows_of_the_inner_space():
-    (step,) = remap([send(1, Window(1, 2))], [0, 1], 2, lambda block: Window(5 + block))
+def test_embedding_unfolds_circular_windows_of_the_inner_space():
+    (step,) = embed([send(1, Window(1, 2))], [0, 1], 2, lambda block: (Window(5 + block),))
     assert step.sends[0].windows == (Window(6), Window(5))
 
 
-def test_composition_of_remapped_schedules_is_proved():
+def test_composition_of_embedded_schedules_is_proved():
     """Pairs reduce, leaders exchange, pairs copy back: an all-reduce from three smaller schedules."""
 
     def both(rank: int) -> list[Round]:
@@ -73,13 +74,13 @@ def test_composition_of_remapped_schedules_is_proved():
         up = [send(0, Window(0))] if rank % 2 else [recv(1, Window(0), side=Side.RIGHT)]
         down = [recv(0, Window(0))] if rank % 2 else [send(1, Window(0))]
 
-        def whole(block: int) -> Window:
-            return Window(0, 3)
+        def whole(block: int) -> Windows:
+            return (Window(0, 3),)
 
-        steps = list(remap(up, [leader, other], 1, whole))
+        steps = list(embed(up, [leader, other], 1, whole))
         if rank == leader:
-            steps += remap(both(rank // 2), [0, 2], 1, whole)
-        return [*steps, *remap(down, [leader, other], 1, whole)]
+            steps += embed(both(rank // 2), [0, 2], 1, whole)
+        return [*steps, *embed(down, [leader, other], 1, whole)]
 
     proof = verify_schedules("allreduce", [ranks(rank) for rank in range(4)], 3, ordered=True)
     assert (proof.rounds, proof.messages, proof.expressions) == (3, 6, 3)
