@@ -35,6 +35,11 @@ class Agreement:
         self._early: list[tuple[int, int, str, bool]] = []
         self._outbox: list[MPI.Request] = []
 
+    @property
+    def troubled(self) -> bool:
+        """Whether `check` has anything to look at."""
+        return self.revoked is not None or bool(self._early)
+
     def begin(self) -> None:
         """Count a call; raise `RevokedError` if the communicator was given up."""
         self.calls += 1

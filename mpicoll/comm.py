@@ -73,23 +73,23 @@ class Comm(MPI.Intracomm):
 
         ``MPI.IN_PLACE`` (or the same memory twice) takes the input from `recvbuf`.
         """
-        self._planner.run(calls.allreduce, (sendbuf, recvbuf), (op,), options)
+        self._planner.run(calls.allreduce, sendbuf, recvbuf, (op,), options)
 
     def Bcast(self, buf: Any, root: int = 0, **options: Any) -> None:
         """Send the root's `buf` to all ranks."""
-        self._planner.run(calls.bcast, (buf, None), (root,), options)
+        self._planner.run(calls.bcast, buf, None, (root,), options)
 
     def Reduce(self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, root: int = 0, **options: Any) -> None:
         """Combine all ranks' `sendbuf` into the root's `recvbuf` (ignored elsewhere)."""
-        self._planner.run(calls.reduce, (sendbuf, recvbuf), (op, root), options)
+        self._planner.run(calls.reduce, sendbuf, recvbuf, (op, root), options)
 
     def Allgather(self, sendbuf: Any, recvbuf: Any, **options: Any) -> None:
         """Collect all ranks' `sendbuf` in every rank's `recvbuf`, in rank order."""
-        self._planner.run(calls.allgather, (sendbuf, recvbuf), (), options)
+        self._planner.run(calls.allgather, sendbuf, recvbuf, (), options)
 
     def Allgatherv(self, sendbuf: Any, recvbuf: Any, **options: Any) -> None:
         """`Allgather` with parts of unequal length: ``recvbuf = [buf, (counts, displacements), type]``."""
-        self._planner.run(calls.allgatherv, (sendbuf, recvbuf), (), options)
+        self._planner.run(calls.allgatherv, sendbuf, recvbuf, (), options)
 
     def Reduce_scatter(
         self,
@@ -101,31 +101,31 @@ class Comm(MPI.Intracomm):
     ) -> None:
         """Combine all ranks' `sendbuf`; rank r gets the r-th part, of ``recvcounts[r]`` elements."""
         counts = self._counts(sendbuf, recvbuf, recvcounts)
-        self._planner.run(calls.reduce_scatter, (sendbuf, recvbuf), (counts, op), options)
+        self._planner.run(calls.reduce_scatter, sendbuf, recvbuf, (counts, op), options)
 
     def Reduce_scatter_block(self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, **options: Any) -> None:
         """`Reduce_scatter` with equal parts."""
-        self._planner.run(calls.reduce_scatter_block, (sendbuf, recvbuf), (op,), options)
+        self._planner.run(calls.reduce_scatter_block, sendbuf, recvbuf, (op,), options)
 
     def Alltoall(self, sendbuf: Any, recvbuf: Any, **options: Any) -> None:
         """Send the d-th part of `sendbuf` to rank d, and receive the s-th of `recvbuf` from rank s."""
-        self._planner.run(calls.alltoall, (sendbuf, recvbuf), (), options)
+        self._planner.run(calls.alltoall, sendbuf, recvbuf, (), options)
 
     def Alltoallv(self, sendbuf: Any, recvbuf: Any, **options: Any) -> None:
         """`Alltoall` with parts of unequal length: ``[buf, (counts, displacements), type]``."""
-        self._planner.run(calls.alltoallv, (sendbuf, recvbuf), (), options)
+        self._planner.run(calls.alltoallv, sendbuf, recvbuf, (), options)
 
     def Gather(self, sendbuf: Any, recvbuf: Any, root: int = 0, **options: Any) -> None:
         """Collect all ranks' `sendbuf` in the root's `recvbuf` (ignored elsewhere)."""
-        self._planner.run(calls.gather, (sendbuf, recvbuf), (root,), options)
+        self._planner.run(calls.gather, sendbuf, recvbuf, (root,), options)
 
     def Scatter(self, sendbuf: Any, recvbuf: Any, root: int = 0, **options: Any) -> None:
         """Send the r-th part of the root's `sendbuf` (ignored elsewhere) to rank r."""
-        self._planner.run(calls.scatter, (sendbuf, recvbuf), (root,), options)
+        self._planner.run(calls.scatter, sendbuf, recvbuf, (root,), options)
 
     def Barrier(self, **options: Any) -> None:
         """Wait until all ranks are here."""
-        self._planner.run(calls.barrier, (None, None), (), options)
+        self._planner.run(calls.barrier, None, None, (), options)
 
     # -- persistent collectives: planned once, run often -----------------------------------------
 

@@ -46,15 +46,27 @@ class Chosen:
     background: bool | None = None
 
 
-@dataclass(slots=True)
 class _Known:
-    """A call whose very arguments were used before: arrays that are still what they were."""
+    """A call whose very arguments were used before, and may be recognised by their identity.
 
-    run: Callable[[], None]
-    sizes: tuple[int, int]
-    dtypes: tuple[Any, Any]
-    references: tuple[Any, Any]  # weak references to the arrays: while they live, their ids are theirs
-    op: Any
+    While the arrays live, their ids are theirs (a weak reference removes the entry when one dies); while
+    the entry lives, so do its other arguments. `fits` tells whether the arrays are still what they were.
+    """
+
+    __slots__ = ("others", "references", "run", "seen")
+
+    def __init__(self, run: Callable[[], None], buffers: tuple[Any, Any], others: Any, forget: Any) -> None:
+        self.run, self.others = run, others
+        arrays = [b for b in buffers if type(b) is np.ndarray]
+        self.seen = [(b.nbytes, b.dtype) if type(b) is np.ndarray else None for b in buffers]
+        self.references = [weakref.ref(array, forget) for array in arrays]
+
+    def fits(self, send: Any, recv: Any) -> bool:
+        """Whether sizes and types are as before (an array can be resized or given another type)."""
+        first, second = self.seen
+        return (first is None or (send.nbytes == first[0] and send.dtype is first[1])) and (
+            second is None or (recv.nbytes == second[0] and recv.dtype is second[1])
+        )
 
 
 class Planner:
@@ -105,57 +117,41 @@ class Planner:
 
     # -- calls -----------------------------------------------------------------------------------
 
-    def run(
-        self, make: Maker, buffers: tuple[Any, Any], others: tuple[Any, ...], options: Mapping[str, Any]
-    ) -> None:
+    def run(self, make: Maker, send: Any, recv: Any, others: tuple[Any, ...], options: Any) -> None:
         """A blocking call: run its plan, found by the identity of its arguments if possible."""
-        self.agreement.begin()
-        send, recv = buffers
-        # The key of the shortest way: arrays by identity, everything else by value.
-        key: Hashable = (
-            make,
-            id(send),
-            id(recv),
-            *(o.handle if isinstance(o, MPI.Op) else o for o in others),
-            *sorted(options.items()),
-        )
+        agreement = self.agreement
+        agreement.calls += 1
+        if agreement.troubled or self.check_always:
+            agreement.check()
+            self._cached(make, (send, recv, *others), options).run()
+            return
+        key = (make, id(send), id(recv), *map(id, others), *options.items())
         try:
             known = self.known.get(key)
-        except TypeError:  # something that cannot be hashed, such as a list of counts
-            self._cached(make, (*buffers, *others), options).run()
+        except TypeError:  # an option that cannot be hashed, such as a list
+            self._cached(make, (send, recv, *others), options).run()
             return
-        if (
-            known is not None
-            and getattr(send, "nbytes", 0) == known.sizes[0]
-            and getattr(recv, "nbytes", 0) == known.sizes[1]
-            and getattr(send, "dtype", None) is known.dtypes[0]
-            and getattr(recv, "dtype", None) is known.dtypes[1]
-            and not self.check_always
-        ):
+        if known is None or not known.fits(send, recv):
+            plan = self._cached(make, (send, recv, *others), options)
+            self._remember(key, (send, recv), others, plan)
+            plan.run()
+        else:
             known.run()
-            return
-        plan = self._cached(make, (*buffers, *others), options)
-        self._remember(key, buffers, others, plan)
-        plan.run()
 
     def _remember(self, key: Hashable, buffers: tuple[Any, Any], others: Any, plan: Plan) -> None:
         """Note the arguments of a call if they are arrays (or none), whose identity can be trusted."""
         if not all(b is None or b is MPI.IN_PLACE or type(b) is np.ndarray for b in buffers):
             return
+        if any(isinstance(o, MPI.Op) and name_of(o) == "user" for o in others):
+            return  # it can be freed, and an object of the same identity made anew
         if len(self.known) >= 4 * PLAN_CACHE:
             self.known.clear()
+        known = self.known
 
         def forget(_: Any) -> None:
-            self.known.pop(key, None)
+            known.pop(key, None)
 
-        arrays = [b if type(b) is np.ndarray else None for b in buffers]
-        self.known[key] = _Known(
-            plan.run,
-            (getattr(buffers[0], "nbytes", 0), getattr(buffers[1], "nbytes", 0)),
-            (getattr(buffers[0], "dtype", None), getattr(buffers[1], "dtype", None)),
-            tuple(weakref.ref(a, forget) if a is not None else None for a in arrays),  # type: ignore[arg-type]
-            [o for o in others if isinstance(o, MPI.Op)],
-        )
+        known[key] = _Known(plan.run, buffers, others, forget)
 
     def persistent(self, make: Maker, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> Plan:
         """The plan of a persistent call. All ranks make these in the same order: so tags agree."""
