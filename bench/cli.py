@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from mpicoll.bench import info, report, sweep, tools
+from mpicoll.bench import hidden, info, report, sweep, tools
 from mpicoll.bench.machine import version
 from mpicoll.bench.world import Refused, abort_on_error, is_first
 from mpicoll.errors import MpicollError
@@ -40,7 +40,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     tools.add_parsers(verbs)
-    for module in (info, sweep, report):
+    for module in (info, sweep, report, hidden):
         module.add_parser(verbs)
     return parser
 
