@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,12 @@ from typing import Any
 import pytest
 
 STARTED = time.monotonic()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Give the workers of pytest-xdist the Ctrl-C of any Python: they ignore it, and tests send it."""
+    if hasattr(config, "workerinput"):
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

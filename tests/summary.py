@@ -21,10 +21,10 @@ def summarise(sessions: list[dict[str, Any]], broken: list[str]) -> tuple[str, b
         counts = f"{s['passed']:5} passed {s['failed']:3} failed {len(s['skipped']):4} skipped"
         lines.append(f"{s['what']:32} {counts}  {s.get('note', '')}".rstrip())
     lines += [f"{part:32} FAILED" for part in broken]
-    skips = Counter((s["what"], reason) for s in sessions for _, reason in s["skipped"])
+    skips = Counter(reason for s in sessions for _, reason in s["skipped"])
     if skips:
         lines += ["", "SKIPPED, so not tested here:"]
-        lines += [f"  {n:4} × in {what}: {reason}" for (what, reason), n in skips.items()]
+        lines += [f"{n:6} × {reason}" for reason, n in sorted(skips.items())]
     passed = sum(s["passed"] for s in sessions)
     # A part can break without a failed test: the linters have none, and an interpreter may die.
     failed = sum(s["failed"] for s in sessions) or len(broken)

@@ -58,7 +58,7 @@ class Ranks:
             self.stacks = Path(directory, f"rank-{self.rank}.txt").open("w")  # noqa: SIM115 (open to the end)
         faulthandler.register(signal.SIGUSR1, file=self.stacks, all_threads=False)
         self.processes = self.comm.allgather((MPI.Get_processor_name(), os.getpid()))
-        if self.size > 1 and self.rank:
+        if self.rank:
             silence(config)
 
     def agree(self, values: list[int], wait: float, doing: str) -> list[tuple[int, int]]:
@@ -103,9 +103,10 @@ MINE: list[Ranks | None] = [None]  # set once there are several ranks
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--with-mpi", False):
+        from mpi4py import MPI
+
         hypothesis.settings.load_profile("mpi")
-        ranks = Ranks(config)
-        MINE[0] = ranks if ranks.size > 1 else None
+        MINE[0] = Ranks(config) if MPI.COMM_WORLD.size > 1 else None
 
 
 @pytest.hookimpl(tryfirst=True)
