@@ -72,6 +72,15 @@ def environment(
             # A killed job cannot remove its shared-memory files; in here they go with the directory.
             "OMPI_MCA_btl_sm_backing_directory": str(scratch),
         }
+    else:
+        # With more ranks than cores, waiting ranks keep the CPU from the one they wait for, a time slice
+        # each; with these they sleep. Measured on two cores, 8 ranks: a call takes 3 ms instead of 11, and a
+        # request polled with Test 4 ms instead of 105.
+        env |= {
+            "MPIR_CVAR_ENABLE_HEAVY_YIELD": "1",
+            "MPIR_CVAR_CH4_PROGRESS_THROTTLE": "1",
+            "MPIR_CVAR_CH4_PROGRESS_THROTTLE_NO_PROGRESS_COUNT": "10",
+        }
     return env | dict(extra or {})
 
 
