@@ -54,7 +54,7 @@ def recursive_doubling(rank: int, size: int) -> Schedule:
 
     Works for any P; others than powers of two are folded.
     Rounds: log2 P (+2).
-    Bytes per rank: (P−1)/P·n (folded: up to twice that for a proxy).
+    Bytes per rank: (P−1)/P·n (folded: up to 7n/3 for a proxy).
     Reference: Thakur, Rabenseifner, Gropp, Int. J. High Perform. Comput. Appl., 2005.
     """
     base = 1 << floor_log2(size)

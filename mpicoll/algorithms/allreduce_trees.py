@@ -65,7 +65,7 @@ def binary_tree(rank: int, size: int, *, segments: int = 1) -> Schedule:
     Works for any P.
     Rounds: 2⌊log2 P⌋−1+S with S segments, in each of which a rank receives two from below and one from
     above, and sends as many.
-    Bytes per rank: 3n; 2n at the root.
+    Bytes per rank: up to 3n; 2n at the root.
     Ordered: every subtree is a run of ranks.
     Reference: Pješivac-Grbović et al., Cluster Computing, 2007 (pipelined trees).
     """
@@ -86,7 +86,7 @@ def double_binary_tree(rank: int, size: int, *, segments: int = 2) -> Schedule:
 
     Works for any P.
     Rounds: about 2⌈log2 P⌉−1+⌈S/2⌉ with S segments.
-    Bytes per rank: 2n.
+    Bytes per rank: up to (1+2⌈S/2⌉/S)·n.
     Ordered: every subtree of both is a run of ranks.
     Reference: Sanders, Speck, Träff, Parallel Computing, 2009.
     """

@@ -70,7 +70,7 @@ def k_nomial(rank: int, size: int, *, k: int = 4, root: int = 0) -> Schedule:
 
     Works for any P.
     Rounds: ⌈log_k P⌉, with k−1 messages each.
-    Bytes per rank: (k−1)⌈log_k P⌉·n at the root.
+    Bytes per rank: up to (k−1)⌈log_k P⌉·n at the root.
     Reference: Wilkins et al., IEEE CLUSTER, 2023.
     """
     virtual = (rank - root) % size
@@ -132,7 +132,7 @@ def binary_tree(rank: int, size: int, *, segments: int = 1, root: int = 0) -> Sc
     Works for any P.
     Rounds: ⌊log2 P⌋−1+S with S segments, in each of which a rank receives one segment and sends the one
     before to two children.
-    Bytes per rank: 2n.
+    Bytes per rank: up to 2n.
     Reference: Pješivac-Grbović et al., Cluster Computing, 2007.
     """
     tree = heap_tree((rank - root) % size, size)
@@ -161,7 +161,7 @@ def double_binary_tree(rank: int, size: int, *, segments: int = 2, root: int = 0
     Works for any P.
     Rounds: ⌈log2 P⌉−1+⌈S/2⌉ at least, and one more at most, with S segments; in each a rank receives two
     segments and sends two.
-    Bytes per rank: n, and n/2 more at the root.
+    Bytes per rank: up to 2⌈S/2⌉/S·n; n at the root.
     Reference: Sanders, Speck, Träff, Parallel Computing, 2009.
     """
     virtual = (rank - root) % size

@@ -15,7 +15,7 @@ def binomial(rank: int, size: int, *, root: int = 0) -> Schedule:
 
     Works for any P.
     Rounds: ⌈log2 P⌉.
-    Bytes per rank: up to half of n; the root receives (P−1)/P·n.
+    Bytes per rank: up to n/2; the root receives (P−1)/P·n.
     Reference: Thakur, Rabenseifner, Gropp, Int. J. High Perform. Comput. Appl., 2005.
     """
     return mirror(scatter.binomial(rank, size, root=root), side=None)

@@ -135,7 +135,7 @@ def double_binary_tree(rank: int, size: int, *, segments: int = 2, root: int = 0
     Works for any P.
     Rounds: at most ⌈log2 P⌉+⌈S/2⌉ with S segments, in each of which a rank receives two segments and sends
     two.
-    Bytes per rank: n, and n/2 more where a tree's root is not the root.
+    Bytes per rank: n; a rank receives up to (1+2⌈S/2⌉/S)·n.
     Ordered: every subtree of both is a run of ranks.
     Reference: Sanders, Speck, Träff, Parallel Computing, 2009.
     """

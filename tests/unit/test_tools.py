@@ -48,22 +48,6 @@ def wrong() -> Iterator[str]:
     unregister("reduce", "wrong for tests")
 
 
-def test_list_has_a_line_for_every_algorithm(run: Run, capsys: pytest.CaptureFixture[str]):
-    assert run("list", "--ranks", "6") == 0
-    lines = capsys.readouterr().out.splitlines()
-    listed = [line.split()[0] for line in lines if "/" in line.split(" ")[0]]
-    assert listed == [str(a) for a in algorithms()]
-    ring = next(line for line in lines if line.startswith("allreduce/ring "))
-    assert ring.split()[1:9] == ["any", "no", "10", "10", "5/3", "n", "5/6", "n"]
-
-
-def test_list_of_one_collective_and_its_nodes(run: Run, capsys: pytest.CaptureFixture[str]):
-    assert run("list", "barrier", "--ranks", "4", "--nodes", "3,1") == 0
-    out = capsys.readouterr().out
-    assert "allreduce/" not in out
-    assert "Node of each rank: 0,0,0,1" in out
-
-
 def test_show_draws_and_counts(run: Run, capsys: pytest.CaptureFixture[str], tmp_path: Path):
     file = tmp_path / "ring.svg"
     assert run("show", "allreduce", "ring", "--ranks", "3", "--svg", str(file), "--ascii") == 0
@@ -92,9 +76,10 @@ def test_show_refuses_what_cannot_be_served(run: Run, capsys: pytest.CaptureFixt
     ("words", "message"),
     [
         (("list", "allredcue"), "unknown collective 'allredcue'"),
-        (("list", "--ranks", "0"), "there is at least one rank"),
-        (("list", "--nodes", "1,2,3"), "write ranks per node that add up to 8"),
-        (("list", "--nodes", "a,b"), "write ranks per node"),
+        (("list", "--ranks", "0"), "begin at 1"),
+        (("list", "--ranks", "8", "--nodes", "1,2,3"), "write ranks per node that add up to 8"),
+        (("list", "--ranks", "8", "--nodes", "a,b"), "write ranks per node"),
+        (("list", "--nodes", "4,4"), "--nodes is for one number of ranks, --ranks 8,12 are several"),
         (("show", "allreduce", "rign"), "has no algorithm 'rign'"),
         (("show", "allreduce", "ring", "--param", "k"), "write NAME=VALUE"),
         (("show", "allreduce", "ring", "--param", "k=3"), "has no parameter k"),
