@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import chain as chained
 
 from ..registry import algorithm
-from ..schedule import Recv, Round, Schedule, Send, Window, recv, send
+from ..schedule import Recv, Round, Schedule, Send, Window, exchange, recv, send
 from . import allgather, scatter
 from .common import at_least, one, one_per_rank, one_per_segment, power_of_two
 from .compose import downward, embed, in_time, only_new
@@ -137,6 +137,49 @@ def binary_tree(rank: int, size: int, *, segments: int = 1, root: int = 0) -> Sc
     """
     tree = heap_tree((rank - root) % size, size)
     return embed(in_time(downward(tree, range(segments))), rotated(size, root))
+
+
+def _half_tree(virtual: int, size: int) -> Place:
+    """The place of a rank that is not the root: ranks 1…P//2 are the left tree, the others the right one."""
+    left = size // 2
+    first, ranks = (1, left) if virtual <= left else (1 + left, size - 1 - left)
+    parent, children, depth = heap_tree(virtual - first, ranks)
+    return Place(parent + first if depth else 0, tuple(child + first for child in children), depth + 1)
+
+
+@algorithm(
+    "bcast",
+    blocks=one_per_segment,
+    requires=at_least(segments=2),
+    tune={"segments": lambda size, nbytes: 2 * pipeline(lambda p: floor_log2(p) - 1)(size, nbytes)},
+)
+def split_binary_tree(rank: int, size: int, *, segments: int = 2, root: int = 0) -> Schedule:
+    """Pass half of the segments down either half of a binary tree, then exchange halves in pairs.
+
+    Works for any P.
+    Rounds: ⌊log2 P⌋+⌈S/2⌉ with S segments.
+    Bytes per rank: up to 3⌈S/2⌉/S·n.
+    Reference: Pješivac-Grbović et al., Cluster Computing, 2007.
+    """
+    virtual, left, half = (rank - root) % size, size // 2, -(-segments // 2)
+    ranks, halves = rotated(size, root), (range(half), range(half, segments))
+    first, second = Window(0, half), Window(half, segments - half)
+    alone = 0 if size % 2 else left  # the rank of the left tree that has no partner, if there is one
+    if virtual == 0:
+        tops = zip((1, left + 1), halves, strict=True)
+        trees = (downward(Place(-1, (top,), 0), some) for top, some in tops if top < size)
+        yield from embed(in_time(chained.from_iterable(trees)), ranks)
+        if alone:
+            yield send(ranks[alone], second)
+        return
+    own = halves[virtual > left]
+    yield from embed(in_time(downward(_half_tree(virtual, size), own)), ranks)
+    if virtual == alone:
+        yield recv(root, second)
+    elif virtual <= left:
+        yield exchange(ranks[virtual + left], (first,), (second,))
+    else:
+        yield exchange(ranks[virtual - left], (second,), (first,))
 
 
 def _hung_from_zero(rank: int, size: int) -> Place:

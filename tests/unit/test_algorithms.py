@@ -136,6 +136,7 @@ FORMS: dict[str, Callable[[int], Forms]] = {
     "bcast/k_nomial k=3": lambda p: (log_ceil(p, 3), None, 0),
     "bcast/chain segments=4": lambda p: (p + 2 if p > 1 else 0, min(1, p - 1), 0),
     "bcast/binary_tree segments=4": lambda p: (floor_log2(p) + 3 if p > 1 else 0, min(2, p - 1), 0),
+    "bcast/split_binary_tree segments=4": lambda p: (floor_log2(p) + 2 if p > 1 else 0, None, 0),
     "bcast/circulant_pipelined segments=4": lambda p: (
         3 + ceil_log2(p) if p > 1 else 0,
         1 + Fraction(ceil_log2(p) - 1, 4) if p > 1 else 0,
@@ -442,7 +443,7 @@ def test_names_that_the_project_promises():
         "reduce_scatter": "ring recursive_halving circulant pairwise recursive_doubling swing bine",
         "allgather": "ring recursive_doubling bruck circulant neighbor_exchange sparse_halving k_ring linear",
         "bcast": "binomial k_nomial binary_tree chain double_binary_tree scatter_allgather "
-        "scatter_allgather_ring circulant_pipelined bine_tree linear",
+        "scatter_allgather_ring circulant_pipelined bine_tree linear split_binary_tree",
         "reduce": "binomial k_nomial binary_tree chain double_binary_tree rabenseifner circulant "
         "circulant_pipelined bine_tree linear",
         "alltoall": "linear pairwise bruck node_aware in_place",
