@@ -164,7 +164,7 @@ def start(thread_level: str) -> World:
     mpi4py.rc.thread_level = thread_level
     from mpi4py import MPI
 
-    from mpicoll.topology import node_map
+    from mpicoll.topology import placement
 
     levels = {MPI.THREAD_SINGLE: "single", MPI.THREAD_FUNNELED: "funneled",
               MPI.THREAD_SERIALIZED: "serialized", MPI.THREAD_MULTIPLE: "multiple"}  # fmt: skip
@@ -182,7 +182,7 @@ def start(thread_level: str) -> World:
         thread_level=levels[MPI.Query_thread()],
         hosts=hosts,
         cpus=cpus,
-        nodes=node_map(control),
+        nodes=placement(control)[0],
         quota=quota,
         machine=described,
         software=software,

@@ -1,7 +1,7 @@
 /* Nonblocking collectives: programs that complete while Python computes.
  *
- * One thread runs all programs that were submitted, never waiting for a message. It needs no Python and
- * holds no GIL. With nothing to do it sleeps; while messages are on their way it looks again at once for a
+ * One thread runs all programs that were submitted, never waiting for a message. It holds no GIL
+ * (a reduction by a Python function takes it for as long as that runs). With nothing to do it sleeps; while messages are on their way it looks again at once for a
  * while, and then less and less often, so that computing threads keep their cores.
  */
 #include "_runner.h"
@@ -47,7 +47,9 @@ static int look_around(void) {
         moved |= p->next != before;
         if (result != PENDING) {
             unlink_active(p);
-            p->next = 0;
+            p->failed_at = p->next;
+            if (result == DONE)
+                p->next = 0;
             p->broken = result != DONE;
             atomic_store(&p->state, result == DONE ? FINISHED : FAILED);
             moved = 1;
@@ -90,8 +92,8 @@ static void *background(void *unused) {
 /* submit(after): hand the program to the background thread. `after` is a program or None. */
 PyObject *mpicoll_submit(PyObject *self, PyObject *after) {
     Program *p = (Program *)self;
-    if (p->busy || p->broken || atomic_load(&p->state) == QUEUED) {
-        PyErr_SetString(PyExc_RuntimeError, "the plan is running or has failed");
+    if (p->broken || p->busy || atomic_load(&p->state) == QUEUED) {
+        mpicoll_raise_failure(p, p->broken ? PLAN_IS_BROKEN : PLAN_IS_BUSY, p->next);
         return NULL;
     }
     int failed = 0;
@@ -131,16 +133,9 @@ static int settle(Program *p) {
         if (later->after == p)
             later->after = NULL; /* or it would wait for the next run of `p` */
     pthread_mutex_unlock(&lock);
+    int result = failed ? mpicoll_raise_failure(p, p->rc, p->failed_at) : 0;
     Py_DECREF(p);
-    if (failed) {
-        PyObject *error = PyObject_CallFunction(p->failure, "in", p->rc, (Py_ssize_t)0);
-        if (error != NULL) {
-            PyErr_SetObject((PyObject *)Py_TYPE(error), error);
-            Py_DECREF(error);
-        }
-        return -1;
-    }
-    return 0;
+    return result;
 }
 
 /* test() -> bool: whether the background thread has finished a submitted program. */
@@ -168,7 +163,10 @@ PyObject *mpicoll_join(PyObject *self, PyObject *unused) {
     pthread_mutex_unlock(&lock);
     Py_END_ALLOW_THREADS
     /* Programs that come after this one begin only when it is over, so it stays QUEUED until then. */
-    if (atomic_load(&p->state) == QUEUED && mpicoll_advance(p, 1) < 0) {
+    p->joining = 1;
+    int failed = atomic_load(&p->state) == QUEUED && mpicoll_advance(p, 1) < 0;
+    p->joining = 0;
+    if (failed) {
         PyObject *type, *value, *traceback;
         PyErr_Fetch(&type, &value, &traceback);
         settle(p);

@@ -31,12 +31,12 @@ static int64_t now(void) {
 }
 
 /* Ask Python whether to go on waiting: nanoseconds until it wants to be asked again, or -1 to give up.
- * Called without the GIL. */
-static int64_t keep_waiting(Program *p) {
+ * `first`: for the first time in this wait. Called without the GIL. */
+static int64_t keep_waiting(Program *p, int first) {
     PyGILState_STATE gil = PyGILState_Ensure();
     int64_t next = -1;
     if (PyErr_CheckSignals() == 0) {
-        PyObject *soon = PyObject_CallFunction(p->idle, "n", p->next);
+        PyObject *soon = PyObject_CallFunction(p->idle, "ni", p->next, first);
         if (soon != NULL)
             next = soon == Py_True ? SOON_NS : IDLE_NS;
         Py_XDECREF(soon);
@@ -48,6 +48,7 @@ static int64_t keep_waiting(Program *p) {
 static outcome wait_for(Program *p, const step *s, int blocking, int *rc) {
     char *first = p->requests + s->a * p->request_size;
     int64_t ask_at = 0;
+    int asked = 0;
     for (unsigned tests = 1;; tests++) {
         int complete = 0;
         *rc = p->testall((int)(s->b - s->a), first, &complete, p->statuses);
@@ -64,7 +65,7 @@ static outcome wait_for(Program *p, const step *s, int blocking, int *rc) {
             if (ask_at == 0)
                 ask_at = time + SOON_NS;
             else if (time >= ask_at) {
-                int64_t pause = keep_waiting(p);
+                int64_t pause = keep_waiting(p, !asked++);
                 if (pause < 0)
                     return RAISED;
                 ask_at = now() + pause;
@@ -119,11 +120,10 @@ outcome mpicoll_run(Program *p, int blocking, int *rc) {
 
 /* Run until the end, or, unless blocking, until a message is not there yet. 1 done, 0 pending, -1 raised. */
 int mpicoll_advance(Program *p, int blocking) {
-    if (p->busy || p->broken) {
-        PyErr_SetString(PyExc_RuntimeError, p->busy ? "the plan is being run by another thread"
-                                                    : "the plan failed before and cannot run again");
-        return -1;
-    }
+    if (p->broken)
+        return mpicoll_raise_failure(p, PLAN_IS_BROKEN, p->next);
+    if (p->busy || (atomic_load(&p->state) == QUEUED && !p->joining))
+        return mpicoll_raise_failure(p, PLAN_IS_BUSY, p->next);
     int rc = 0;
     outcome result;
     p->busy = 1;
@@ -136,13 +136,20 @@ int mpicoll_advance(Program *p, int blocking) {
     if (result == DONE || result == PENDING)
         return result == DONE;
     p->broken = 1;
-    if (result == MPI_FAILED) {
-        PyObject *error = PyObject_CallFunction(p->failure, "in", rc, p->next);
-        if (error != NULL) {
-            PyErr_SetObject((PyObject *)Py_TYPE(error), error);
-            Py_DECREF(error);
-        }
+    return mpicoll_raise_failure(p, result == MPI_FAILED ? rc : GAVE_UP, p->next);
+}
+
+/* `failure` tells the other ranks and gives the exception, or None where one has been raised already. */
+int mpicoll_raise_failure(Program *p, int code, Py_ssize_t position) {
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    PyObject *error = PyObject_CallFunction(p->failure, "in", code, position);
+    if (type != NULL) {
+        PyErr_Restore(type, value, traceback);
+    } else if (error != NULL) {
+        PyErr_SetObject((PyObject *)Py_TYPE(error), error);
     }
+    Py_XDECREF(error);
     return -1;
 }
 
@@ -171,6 +178,11 @@ static PyObject *program_call(PyObject *self, PyObject *const *args, size_t narg
 static PyObject *program_advance(PyObject *self, PyObject *blocking) {
     int result = mpicoll_advance((Program *)self, PyObject_IsTrue(blocking));
     return result < 0 ? NULL : PyBool_FromLong(result);
+}
+
+static PyObject *program_retire(PyObject *self, PyObject *unused) {
+    ((Program *)self)->broken = 1;
+    Py_RETURN_NONE;
 }
 
 static PyObject *program_position(PyObject *self, void *closure) {
@@ -246,6 +258,7 @@ static void program_dealloc(PyObject *self) {
 }
 
 static PyMethodDef program_methods[] = {
+    {"retire", program_retire, METH_NOARGS, "retire(): never run again."},
     {"submit", mpicoll_submit, METH_O,
      "submit(after): let the background thread run it, once the program `after` (or None) is over."},
     {"test", mpicoll_test, METH_NOARGS, "test() -> bool: whether a submitted program is over."},

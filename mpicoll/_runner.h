@@ -46,10 +46,12 @@ typedef struct Program {
     PyObject *failure; /* called with (MPI error code, step); returns the exception to raise */
     int polite;        /* give up the core between tests */
     int busy;          /* somebody is running it */
-    int broken;
+    int broken;        /* it failed, or was freed: it never runs again */
+    int joining;       /* taken back from the background thread */
     /* In the background (guarded by `lock`, but for `state`): */
     atomic_int state;
-    int rc;                  /* why it FAILED */
+    int rc;                  /* why it FAILED, */
+    Py_ssize_t failed_at;    /* and in which step */
     struct Program *after;   /* must be over before this one begins */
     struct Program *sibling; /* next in the list of the background thread */
     vectorcallfunc call;
@@ -65,6 +67,12 @@ outcome mpicoll_run(Program *p, int blocking, int *rc);
 /* Run until the end, or, unless blocking, until a message is not there yet, releasing the GIL meanwhile.
  * 1 done, 0 pending, -1 raised. */
 int mpicoll_advance(Program *p, int blocking);
+
+/* What `failure` is told besides MPI's error codes, which are positive. */
+enum { GAVE_UP = -1, PLAN_IS_BROKEN = -2, PLAN_IS_BUSY = -3 };
+
+/* Raise what Python makes of a failure, keeping an exception that is being raised. Returns -1. */
+int mpicoll_raise_failure(Program *p, int code, Py_ssize_t position);
 
 /* ---- _background.c: methods of Program, functions of the module ------------------------------------ */
 

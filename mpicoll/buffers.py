@@ -68,6 +68,8 @@ class Buffer:
 
     def overlaps(self, other: Buffer) -> bool:
         """Whether the two share memory."""
+        if not self.count or not other.count:
+            return False
         return self.address < other.address + other.nbytes and other.address < self.address + self.nbytes
 
 
@@ -77,7 +79,7 @@ def parse(spec: Any, role: str, *, writable: bool) -> Buffer:
     Raises `ArgumentError` for anything that cannot be sent or received as it stands.
     """
     data, count, displacement, datatype = _split(spec, role)
-    address, nbytes, dtype = _memory(data, role, writable=writable)
+    address, nbytes, dtype, owner = _memory(data, role, writable=writable)
     if datatype is None:
         if dtype is None:
             raise ArgumentError(f"{role}: the element type cannot be told; give [buffer, MPI datatype]")
@@ -95,7 +97,7 @@ def parse(spec: Any, role: str, *, writable: bool) -> Buffer:
     address += displacement * extent
     if count and address % dtype.alignment:
         raise ArgumentError(f"{role}: its memory is not aligned for {dtype}; copy it first")
-    return Buffer(address, count, datatype, extent, dtype, data)
+    return Buffer(address, count, datatype, extent, dtype, owner)
 
 
 def parse_parts(
@@ -209,10 +211,13 @@ def _split(spec: Any, role: str) -> tuple[Any, int | None, int, MPI.Datatype | N
         raise ArgumentError(f"{role}: count {count!r} or displacement is not an integer") from error
 
 
-def _memory(data: Any, role: str, *, writable: bool) -> tuple[int, int, np.dtype[Any] | None]:
-    """(address, bytes, numpy type or None) of an object with the buffer protocol."""
+def _memory(data: Any, role: str, *, writable: bool) -> tuple[int, int, np.dtype[Any] | None, Any]:
+    """(address, bytes, numpy type or None, owner) of an object with the buffer protocol.
+
+    The owner exports the buffer: while it lives, the memory can neither go away nor move.
+    """
     if data is None:
-        return 0, 0, None
+        return 0, 0, None, None
     if hasattr(data, "__cuda_array_interface__") and not isinstance(data, np.ndarray):
         raise ArgumentError(f"{role}: device buffers are not supported yet; copy to a numpy array first")
     if not isinstance(data, np.ndarray):
@@ -227,7 +232,7 @@ def _memory(data: Any, role: str, *, writable: bool) -> tuple[int, int, np.dtype
     if not data.dtype.isnative:
         raise ArgumentError(f"{role}: {data.dtype} is not in native byte order; convert it first")
     address: int = data.__array_interface__["data"][0]
-    return address, data.nbytes, data.dtype
+    return address, data.nbytes, data.dtype, data
 
 
 def _datatype_of(dtype: np.dtype[Any], role: str) -> MPI.Datatype:

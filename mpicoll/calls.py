@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from operator import index
 from typing import Any
 
 from mpi4py import MPI
@@ -39,6 +40,13 @@ class Call:
     local: tuple[Any, ...] = ()  # what else a plan depends on, known to this rank only
 
     @property
+    def reusable(self) -> bool:
+        """Whether a plan of it may be kept: operations and datatypes made by the user can be freed."""
+        some = self.recv if self.recv is not None else self.send
+        own = self.operation is not None and self.operation.name == "user"
+        return not own and (some is None or some.datatype.is_predefined)
+
+    @property
     def extent(self) -> int:
         """Bytes of an element."""
         some = self.recv if self.recv is not None else self.send
@@ -46,9 +54,13 @@ class Call:
 
 
 def _check_root(comm: MPI.Intracomm, root: Any) -> int:
-    if not isinstance(root, int) or not 0 <= root < comm.size:
+    try:
+        number = index(root)
+    except TypeError:
+        number = -1
+    if not 0 <= number < comm.size:
         raise ArgumentError(f"root {root!r} is not a rank in 0..{comm.size - 1}")
-    return root
+    return number
 
 
 def _same_type(send: Buffer, recv: Buffer) -> None:
@@ -86,7 +98,7 @@ def allreduce(comm: MPI.Intracomm, sendbuf: Any, recvbuf: Any, op: MPI.Op) -> Ca
 
 def bcast(comm: MPI.Intracomm, buf: Any, none: None, root: int) -> Call:
     """The root's vector, everywhere (all makers take two buffers)."""
-    _check_root(comm, root)
+    root = _check_root(comm, root)
     data = parse(buf, "buf", writable=comm.rank != root)
     layout = vector_layout(data.count, in_place=True)
     return Call("bcast", None, data, layout, data.nbytes, (data.count, data.type_key), root=root)
@@ -94,7 +106,7 @@ def bcast(comm: MPI.Intracomm, buf: Any, none: None, root: int) -> Call:
 
 def reduce(comm: MPI.Intracomm, sendbuf: Any, recvbuf: Any, op: MPI.Op, root: int) -> Call:
     """All ranks' vectors combined, at the root. `recvbuf` is ignored elsewhere."""
-    _check_root(comm, root)
+    root = _check_root(comm, root)
     if comm.rank == root:
         recv = parse(recvbuf, "recvbuf", writable=True)
         send = _input(sendbuf, recv, recv.count)
@@ -146,7 +158,10 @@ def reduce_scatter(
 ) -> Call:
     """All ranks' vectors combined, each rank its part. In place, the result is at the buffer's start."""
     recv = parse(recvbuf, "recvbuf", writable=True)
-    counts = [int(count) for count in recvcounts]
+    try:
+        counts = [index(count) for count in recvcounts]
+    except TypeError as error:
+        raise ArgumentError(f"recvcounts: expected {comm.size} integers, got {recvcounts!r}") from error
     if len(counts) != comm.size or min(counts) < 0:
         raise ArgumentError(f"recvcounts: expected {comm.size} counts of at least 0, got {counts}")
     send = _input(sendbuf, recv, sum(counts))
@@ -192,7 +207,7 @@ def _reduce_scatter(
 
 def gather(comm: MPI.Intracomm, sendbuf: Any, recvbuf: Any, root: int) -> Call:
     """Every rank's part, at the root. `recvbuf` is ignored elsewhere."""
-    _check_root(comm, root)
+    root = _check_root(comm, root)
     rank = comm.rank
     recv: Buffer | None = None
     send = None if sendbuf is MPI.IN_PLACE else parse(sendbuf, "sendbuf", writable=False)
@@ -226,7 +241,7 @@ def gather(comm: MPI.Intracomm, sendbuf: Any, recvbuf: Any, root: int) -> Call:
 
 def scatter(comm: MPI.Intracomm, sendbuf: Any, recvbuf: Any, root: int) -> Call:
     """The root's parts, one to each rank. `sendbuf` is ignored elsewhere."""
-    _check_root(comm, root)
+    root = _check_root(comm, root)
     rank = comm.rank
     send: Buffer | None = None
     recv = None if recvbuf is MPI.IN_PLACE else parse(recvbuf, "recvbuf", writable=True)

@@ -9,9 +9,14 @@ keywords besides:
 - ``background`` (persistent and nonblocking): complete it in a thread while Python computes;
 - parameters of the algorithm, such as ``segments=8``.
 
-All raise, on all ranks alike and before any message of the collective is sent, `ArgumentError`
-(buffers, operation, root, parameters), `Unsupported` (the algorithm cannot serve the case) or
-`MismatchError` (ranks made different calls).
+What a call is asked for is compared between ranks when it is of a new kind (collective, counts, type,
+operation, algorithm), and always for persistent ones. Then all ranks alike raise, before any message of the
+collective is sent, `ArgumentError` (buffers, operation, root, parameters), `Unsupported` (the algorithm
+cannot serve the case) or `MismatchError` (ranks made different calls), and the communicator goes on working.
+A rank that refuses a later call of a known kind, or a nonblocking one, raises the same; the others, which had
+no reason to ask, get `RevokedError` where they wait for it, and the communicator is given up.
+MPICOLL_CHECK=1 has every call compared. MPICOLL_TIMEOUT=SECONDS ends a wait without progress with
+`TimeoutExpired`, which names the round and the peers.
 """
 
 from __future__ import annotations
@@ -34,7 +39,8 @@ class Comm(MPI.Intracomm):
     """An intra-communicator with hand-written collectives.
 
     ``Comm(MPI.COMM_WORLD)`` is collective, as it duplicates the communicator for its own messages.
-    Every other method of `MPI.Intracomm` goes on working; those that make communicators make `Comm`s.
+    Every other method of `MPI.Intracomm` goes on working. `Dup`, `Clone`, `Split`, `Split_type`, `Create` and
+    `Create_group` give a `Comm`; what else makes communicators gives mpi4py's.
     `engine` is "native", "python" or None for the best that *all* ranks have.
 
     Raises `ArgumentError` on an inter-communicator or for an engine that cannot run.
@@ -101,7 +107,7 @@ class Comm(MPI.Intracomm):
     ) -> None:
         """Combine all ranks' `sendbuf`; rank r gets the r-th part, of ``recvcounts[r]`` elements."""
         counts = self._counts(sendbuf, recvbuf, recvcounts)
-        self._planner.run(calls.reduce_scatter, sendbuf, recvbuf, (counts, op), options)
+        self._planner.run_anew(calls.reduce_scatter, sendbuf, recvbuf, (counts, op), options)
 
     def Reduce_scatter_block(self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, **options: Any) -> None:
         """`Reduce_scatter` with equal parts."""
@@ -296,10 +302,10 @@ class Comm(MPI.Intracomm):
         """Begin a `Barrier`."""
         return self._planner.later(calls.barrier, (None, None), options)
 
-    def _counts(self, sendbuf: Any, recvbuf: Any, recvcounts: Sequence[int] | None) -> list[int]:
+    def _counts(self, sendbuf: Any, recvbuf: Any, recvcounts: Any) -> Any:
         """The counts of a reduce-scatter; without them, every rank's own, as in mpi4py."""
         if recvcounts is not None:
-            return list(recvcounts)
+            return recvcounts
         if sendbuf is MPI.IN_PLACE:
             return []  # refused by the call, on all ranks
 
@@ -337,6 +343,16 @@ class Comm(MPI.Intracomm):
         return self._adopt(MPI.Intracomm(self).Dup(info))
 
     Clone = Dup
+
+    def Dup_with_info(self, info: MPI.Info) -> Comm:
+        """Duplicate with hints; the result is a `Comm`."""
+        return self._adopt(MPI.Intracomm(self).Dup_with_info(info))
+
+    def Idup(  # type: ignore[override]
+        self, info: MPI.Info | None = None
+    ) -> tuple[MPI.Intracomm, MPI.Request]:
+        """Duplicate without waiting; the result is mpi4py's: wrap it in a `Comm` when it is there."""
+        return MPI.Intracomm(self).Idup(info)
 
     def Split(self, color: int = 0, key: int = 0) -> Comm:
         """Split by color, ordered by key; the result is a `Comm`."""

@@ -1,9 +1,8 @@
 """Run the programs of all ranks in one process, on NumPy arrays, without MPI.
 
 For tests, documentation and pictures. It is a hostile MPI: a send is complete only when its receive
-has been posted (no eager buffering), its data is read as late as MPI may read it, and a posted
-receive's memory is filled with garbage until the data arrives. A program that survives this runs
-under any MPI.
+has been posted (no eager buffering), its data is read no sooner than one of the two ranks leaves its
+wait, and a posted receive's memory is filled with garbage until then.
 """
 
 from __future__ import annotations
@@ -35,7 +34,8 @@ class _Rank:
             LANDING: _garbage(np.empty(program.landing, dtype)),
         }
         self.next = 0
-        self.pending: dict[int, Message] = {}  # started and not yet complete
+        self.pending: set[int] = set()  # started and not yet met by the other side
+        self.deliveries: dict[int, Callable[[], None]] = {}  # met, and to be copied when a wait is over
 
     def view(self, region: Region) -> Array:
         space = self.memory[region.space]
@@ -69,13 +69,21 @@ class _Network:
         other = theirs.popleft()
         sends, receives = (number, other) if message.sending else (other, number)
         sender, receiver = self.ranks[source], self.ranks[target]
-        data = sender.view(sender.pending.pop(sends).region)
-        landing = receiver.view(receiver.pending.pop(receives).region)
+        data = sender.view(sender.program.messages[sends].region)
+        landing = receiver.view(receiver.program.messages[receives].region)
         if data.shape != landing.shape:
             raise ScheduleError(
                 f"rank {source} sends {data.size} elements to rank {target}, which expects {landing.size}"
             )
-        landing[...] = data
+
+        def deliver() -> None:
+            landing[...] = data
+            sender.deliveries.pop(sends)
+            receiver.deliveries.pop(receives)
+
+        sender.pending.remove(sends)
+        receiver.pending.remove(receives)
+        sender.deliveries[sends] = receiver.deliveries[receives] = deliver
 
 
 def run(
@@ -105,7 +113,10 @@ def run(
 
 def _stuck(rank: _Rank) -> str:
     channel, number = rank.program.places[rank.next]
-    waiting = ", ".join(f"{'to' if m.sending else 'from'} {m.peer}" for m in rank.pending.values())
+    waiting = ", ".join(
+        f"{'to' if m.sending else 'from'} {m.peer}"
+        for m in map(rank.program.messages.__getitem__, sorted(rank.pending))
+    )
     return f"rank {rank.program.rank} in round {number} of channel {channel} waits for messages {waiting}"
 
 
@@ -117,7 +128,7 @@ def _execute(rank: _Rank, network: _Network, combine: Combiner | None) -> Iterat
         if isinstance(step, Start):
             for number in range(step.first, step.last):
                 message = program.messages[number]
-                rank.pending[number] = message
+                rank.pending.add(number)
                 if not message.sending:
                     _garbage(rank.view(message.region))
             for number in range(step.first, step.last):
@@ -125,6 +136,9 @@ def _execute(rank: _Rank, network: _Network, combine: Combiner | None) -> Iterat
         elif isinstance(step, Wait):
             while any(number in rank.pending for number in range(step.first, step.last)):
                 yield True
+            for number in range(step.first, step.last):
+                if number in rank.deliveries:
+                    rank.deliveries[number]()
         elif isinstance(step, Combine):
             assert combine is not None, "a reduction needs an operation"
             combine(rank.view(step.left), rank.view(step.right), rank.view(step.out))

@@ -25,6 +25,7 @@ class Mesh:
 
     def __init__(self, comm: MPI.Intracomm, /, **axes: int) -> None:
         self.shape: Mapping[str, int] = _complete(axes, comm.size)
+        self._own_comm = not isinstance(comm, Comm)
         self.comm = comm if isinstance(comm, Comm) else Comm(comm)
         coordinates, rest = {}, comm.rank
         for name in reversed(self.shape):
@@ -59,6 +60,8 @@ class Mesh:
         for group in self._groups.values():
             group.Free()
         self._groups = {}
+        if self._own_comm:
+            self.comm.Free()
 
     def __repr__(self) -> str:
         """Shape, and where this rank is."""
@@ -71,13 +74,12 @@ def _complete(axes: Mapping[str, int], size: int) -> dict[str, int]:
     if not axes:
         raise ArgumentError("a mesh needs at least one axis, as in Mesh(comm, data=4, tensor=2)")
     sizes: Mapping[str, Any] = axes  # whatever a caller may give
-    open_axes = [name for name, n in axes.items() if n == -1]
-    known = prod(n for n in axes.values() if n != -1)
     wrong = [f"{name}={n!r}" for name, n in sizes.items() if not isinstance(n, int) or (n < 1 and n != -1)]
+    open_axes = [name for name, n in sizes.items() if n == -1]
     if wrong or len(open_axes) > 1:
-        raise ArgumentError(
-            f"axis sizes are positive integers, one of them may be -1: {', '.join(wrong) or axes}"
-        )
+        what = ", ".join(wrong or open_axes)
+        raise ArgumentError(f"axis sizes are positive integers, one of them may be -1: {what}")
+    known = prod(n for n in axes.values() if n != -1)
     if open_axes and size % known == 0:
         return {name: size // known if n == -1 else n for name, n in axes.items()}
     if open_axes or known != size:

@@ -1,8 +1,8 @@
 """Wrong schedules, made from right ones by one small change each. The verifier must refuse them all.
 
 A mutant is dropped where it equals the original (a window shifted all the way round) or where the original
-carries data twice and would do with one message less. Both are decided by comparing and counting in the
-original, never by asking the verifier.
+carries data twice, or data of no use, and would do with one message less. All of that is decided by comparing
+and counting in the original, never by asking the verifier.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def mutants(
     for spot in _three(spots):
         for change, mutate in _ANYWHERE.items():
             yield from _different(original, _name(change, spot), mutate(original, spot, blocks))
-    needed = _Needed(original, blocks, kind, root)
+    needed = _Needed(original, spots, blocks, kind, root)
     for change, mutate in _WHERE_NEEDED.items():
         for spot in _three([s for s in spots if needed(s, shifted="shifted" in change)]):
             yield from _different(original, _name(change, spot), mutate(original, spot, blocks))
@@ -91,17 +91,18 @@ def _name(change: str, spot: Spot) -> str:
 
 
 class _Needed:
-    """Whether a message is indispensable: a schedule may carry some data twice, and be right without it.
+    """Whether a message is indispensable: a schedule may carry data twice or in vain, and be right without.
 
-    A copy is needed if it brings a block that the receiver has not got yet, and copies nowhere else. Every
-    combination is needed. Of tokens nothing is known.
+    It is, if it brings a block that is of use: promised in the end, or sent on to where it is of use. Of copies
+    the receiver must moreover not have the block yet, and get it in no other way. Of tokens nothing is known.
     """
 
-    def __init__(self, rounds: Rounds, blocks: int, kind: Collective, root: int) -> None:
+    def __init__(self, rounds: Rounds, spots: list[Spot], blocks: int, kind: Collective, root: int) -> None:
         self.rounds, self.blocks = rounds, blocks
         held = Holdings(kind, rounds, blocks, root)
         held.run()
         self.idle = held.idle
+        self.useful = _useful(rounds, spots, held.promised, blocks)
         self.copies = Counter(
             (rank, block)
             for rank, steps in enumerate(rounds)
@@ -114,12 +115,36 @@ class _Needed:
     def __call__(self, spot: Spot, shifted: bool) -> bool:
         place = spot.dest, spot.received_in, spot.recv
         into = self.rounds[spot.dest][spot.received_in].recvs[spot.recv]
-        if into.side is not None or not into.windows:
-            return bool(into.windows) or not shifted
+        if not into.windows:
+            return not shifted
         lost = set(blocks_of(into.windows, self.blocks))
         if shifted:
             lost -= set(blocks_of(_shifted(into.windows, self.blocks), self.blocks))
+        lost = {b for b in lost if (*place, b) in self.useful}
+        if into.side is not None:
+            return bool(lost)
         return any(self.copies[spot.dest, b] == 1 and (*place, b) not in self.idle for b in lost)
+
+
+def _useful(
+    rounds: Rounds, spots: list[Spot], promised: list[list[bool]], blocks: int
+) -> set[tuple[int, int, int, int]]:
+    """Received blocks (rank, round, place, block) that are promised in the end, or sent on to be useful."""
+    arrives = {(s.source, s.sent_in, s.send): (s.dest, s.received_in, s.recv) for s in spots}
+    useful: set[tuple[int, int, int, int]] = set()
+    known = -1
+    while known < len(useful):
+        known = len(useful)
+        for rank, steps in enumerate(rounds):
+            wanted = {block for block, is_promised in enumerate(promised[rank]) if is_promised}
+            for i, step in reversed(list(enumerate(steps))):
+                taken = [(j, m, set(blocks_of(m.windows, blocks))) for j, m in enumerate(step.recvs)]
+                useful |= {(rank, i, j, block) for j, _, got in taken for block in got & wanted}
+                wanted.difference_update(*(got for _, m, got in taken if m.side is None))
+                for j, m in enumerate(step.sends):
+                    there = arrives[rank, i, j]
+                    wanted |= {block for block in blocks_of(m.windows, blocks) if (*there, block) in useful}
+    return useful
 
 
 def refuse_mutants(algorithm: Algorithm, size: int, params: Mapping[str, Any] | None = None) -> int:

@@ -27,9 +27,10 @@ from .requests import LANES, Request
 from .runner import Environment, Plan, check_background, check_engine, native_status
 from .schedule import blocks_of
 from .select import choose, default_channels
-from .topology import node_map
+from .topology import placement
 
-PLAN_CACHE = 128  # plans kept per communicator; each holds scratch and requests
+PLAN_CACHE = 128  # plans kept per communicator; each holds requests, and scratch:
+SCRATCH_CACHE = 256 << 20  # bytes of it in all
 TAGS_PER_PLAN = 16  # the deepest channel rotation
 Maker = Callable[..., Call]
 
@@ -58,15 +59,25 @@ class _Known:
     def __init__(self, run: Callable[[], None], buffers: tuple[Any, Any], others: Any, forget: Any) -> None:
         self.run, self.others = run, others
         arrays = [b for b in buffers if type(b) is np.ndarray]
-        self.seen = [(b.nbytes, b.dtype) if type(b) is np.ndarray else None for b in buffers]
+        self.seen = [
+            (b.nbytes, b.dtype, b.flags.writeable) if type(b) is np.ndarray else None for b in buffers
+        ]
         self.references = [weakref.ref(array, forget) for array in arrays]
 
     def fits(self, send: Any, recv: Any) -> bool:
-        """Whether sizes and types are as before (an array can be resized or given another type)."""
+        """Whether the arrays are as before: one can be resized, given another type, or made read-only."""
         first, second = self.seen
-        return (first is None or (send.nbytes == first[0] and send.dtype is first[1])) and (
-            second is None or (recv.nbytes == second[0] and recv.dtype is second[1])
+        return (first is None or (send.nbytes, send.dtype, send.flags.writeable) == first) and (
+            second is None or (recv.nbytes, recv.dtype, recv.flags.writeable) == second
         )
+
+
+def _timeout() -> float | None:
+    text = os.environ.get("MPICOLL_TIMEOUT")
+    try:
+        return float(text) if text else None
+    except ValueError:
+        raise ArgumentError(f"MPICOLL_TIMEOUT is a number of seconds, not {text!r}") from None
 
 
 class Planner:
@@ -75,25 +86,25 @@ class Planner:
     def __init__(self, comm: MPI.Intracomm, engine: str | None) -> None:
         self.comm = comm.Dup()
         self.rank, self.size = comm.rank, comm.size
-        self.nodes = node_map(self.comm)
-        mine = self.nodes.count(self.nodes[self.rank])
-        polite = mine > len(os.sched_getaffinity(0))
+        self.nodes, polite = placement(self.comm)
         top = self.comm.Get_attr(MPI.TAG_UB)
         self.tag_top = 32767 if top is None else int(top)
         self.agreement = Agreement(self.comm, self.tag_top, polite, Request.advance_open)
-        timeout = os.environ.get("MPICOLL_TIMEOUT")
         self.environment = Environment(
             self.comm,
             polite,
             self._idle,
+            self.agreement.revoke,
             sync_sends=bool(os.environ.get("MPICOLL_SYNC_SENDS")),
             trace=bool(os.environ.get("MPICOLL_TRACE")),
-            timeout=float(timeout) if timeout else None,
+            timeout=self.settle(_timeout, "environment"),
         )
+        self.agreement.timeout = self.environment.timeout
         self.engine = self._agree_on_engine(engine)
         self.check_always = bool(os.environ.get("MPICOLL_CHECK"))
         self.plans: OrderedDict[Hashable, Plan] = OrderedDict()
         self.known: dict[Hashable, _Known] = {}
+        self.direct: dict[Hashable, bool] = {}
         self.sequence = self.later_calls = 0
         self.lanes: list[Request | None] = [None] * LANES
 
@@ -101,6 +112,8 @@ class Planner:
         chosen, error = "", None
         try:
             chosen = check_engine("python" if self.environment.trace and engine is None else engine)
+            if self.environment.trace and chosen == "native":
+                raise ArgumentError("MPICOLL_TRACE needs engine='python': the native engine prints nothing")
         except ArgumentError as caught:
             error = caught
         # A rank without the extension makes all use the reference engine: results must not differ.
@@ -120,30 +133,49 @@ class Planner:
     def run(self, make: Maker, send: Any, recv: Any, others: tuple[Any, ...], options: Any) -> None:
         """A blocking call: run its plan, found by the identity of its arguments if possible."""
         agreement = self.agreement
-        agreement.calls += 1
         if agreement.troubled or self.check_always:
-            agreement.check()
-            self._cached(make, (send, recv, *others), options).run()
+            self.run_anew(make, send, recv, others, options)
             return
-        key = (make, id(send), id(recv), *map(id, others), *options.items())
+        agreement.calls += 1
+        key: Hashable = (make, id(send), id(recv), *map(id, others), *options.items())
         try:
             known = self.known.get(key)
         except TypeError:  # an option that cannot be hashed, such as a list
-            self._cached(make, (send, recv, *others), options).run()
-            return
+            known = key = None
         if known is None or not known.fits(send, recv):
-            plan = self._cached(make, (send, recv, *others), options)
-            self._remember(key, (send, recv), others, plan)
-            plan.run()
+            self._run_plan(make, send, recv, others, options, key)
         else:
             known.run()
+
+    def run_anew(
+        self, make: Maker, send: Any, recv: Any, others: tuple[Any, ...], options: Mapping[str, Any]
+    ) -> None:
+        """A blocking call whose arguments' identity says nothing, such as a list of counts."""
+        self.agreement.begin()
+        self._run_plan(make, send, recv, others, options, None)
+
+    def _run_plan(
+        self, make: Maker, send: Any, recv: Any, others: tuple[Any, ...], options: Any, key: Hashable
+    ) -> None:
+        call, chosen, signature = self._prepare(make, (send, recv, *others), options)
+        if not call.reusable:
+            plan = self._build(call, chosen, tag=0)
+            plan.run()
+            plan.Free()
+            return
+        where = self._key(call, signature)
+        cached = self.plans.get(where)
+        if cached is None:
+            cached = self._build(call, chosen, tag=0)
+            self._keep(where, cached)
+        if key is not None:
+            self._remember(key, (send, recv), others, cached)
+        cached.run()
 
     def _remember(self, key: Hashable, buffers: tuple[Any, Any], others: Any, plan: Plan) -> None:
         """Note the arguments of a call if they are arrays (or none), whose identity can be trusted."""
         if not all(b is None or b is MPI.IN_PLACE or type(b) is np.ndarray for b in buffers):
             return
-        if any(isinstance(o, MPI.Op) and name_of(o) == "user" for o in others):
-            return  # it can be freed, and an object of the same identity made anew
         if len(self.known) >= 4 * PLAN_CACHE:
             self.known.clear()
         known = self.known
@@ -156,12 +188,11 @@ class Planner:
     def persistent(self, make: Maker, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> Plan:
         """The plan of a persistent call. All ranks make these in the same order: so tags agree."""
         self.agreement.begin()
-        call, chosen, _ = self._prepare(make, arguments, options, always=True)
-        chosen.background = check_background(chosen.engine, bool(chosen.background))
+        call, chosen, _ = self._prepare(make, arguments, options, persistent=True)
         # Tag block 0 belongs to blocking calls, then come the lanes; the topmost are notices of failure.
         first = 1 + LANES
         places = (self.tag_top - 2) // TAGS_PER_PLAN - first
-        plan = self._build(call, chosen, tag=TAGS_PER_PLAN * (first + self.sequence % places))
+        plan = self._build(call, chosen, tag=TAGS_PER_PLAN * (first + self.sequence % places), keep=True)
         self.sequence += 1
         return plan
 
@@ -175,34 +206,25 @@ class Planner:
             call = make(self.comm, *arguments)
             chosen = self._choose(call, **options)
             chosen.background = check_background(chosen.engine, chosen.background)
+            signature = self._signature(call, chosen)
+            hash(signature)
         except Exception as error:
+            if self.check_always:
+                self.agreement.settle(None, error)
             self.agreement.refuse(error)
             raise
-        signature = self._signature(call, chosen)
         if self.check_always:
             self.agreement.settle(signature)
         lane = self.later_calls % LANES
         self.later_calls += 1
-        key = self._key(call, signature), lane
-        plan = self.plans.get(key)
-        if plan is None or plan.active or any(r is not None and r.plan is plan for r in self.lanes):
-            # (The plan of an unfinished call cannot be started again.)
+        key = self._key(call, signature), lane, chosen.background
+        plan = self.plans.get(key) if call.reusable else None
+        if plan is None or plan.users:  # (the plan of an unfinished call cannot be started again)
             plan = self._build(call, chosen, tag=TAGS_PER_PLAN * (1 + lane))
-            self._keep(key, plan)
-        request = self.lanes[lane] = Request(plan, self.lanes[lane])
+            if call.reusable:
+                self._keep(key, plan)
+        request = self.lanes[lane] = Request(plan, self.lanes[lane], (call.send, call.recv))
         return request
-
-    def _cached(self, make: Maker, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> Plan:
-        """The plan of a blocking call, from the cache if this memory was used like this before."""
-        call, chosen, signature = self._prepare(make, arguments, options, always=self.check_always)
-        key = self._key(call, signature)
-        plan = self.plans.get(key)
-        if plan is not None:
-            self.plans.move_to_end(key)
-            return plan
-        plan = self._build(call, chosen, tag=0)
-        self._keep(key, plan)
-        return plan
 
     @staticmethod
     def _key(call: Call, signature: Hashable) -> Hashable:
@@ -217,27 +239,41 @@ class Planner:
         )
 
     def _keep(self, key: Hashable, plan: Plan) -> None:
-        """Put a plan into the cache; the one unused for longest has to go."""
+        """Put a plan into the cache; the oldest ones have to go when it is full."""
+        old = self.plans.pop(key, None)
         self.plans[key] = plan
-        if len(self.plans) > PLAN_CACHE:
-            old = self.plans.popitem(last=False)[1]
-            for known in [k for k, v in self.known.items() if v.run is old.run]:
+        leaving = [old] if old is not None else []
+        while len(self.plans) > PLAN_CACHE or (
+            len(self.plans) > 1 and sum(p.scratch_bytes for p in self.plans.values()) > SCRATCH_CACHE
+        ):
+            leaving.append(self.plans.popitem(last=False)[1])
+        for plan in leaving:
+            for known in [k for k, v in self.known.items() if v.run is plan.run]:
                 del self.known[known]
-            if not old.active:
-                old.Free()  # else its request keeps it until it is over
+            if not plan.users:  # else its request keeps it until it is over
+                plan.Free()
 
     def _prepare(
-        self, make: Maker, arguments: tuple[Any, ...], options: Mapping[str, Any], *, always: bool
+        self,
+        make: Maker,
+        arguments: tuple[Any, ...],
+        options: Mapping[str, Any],
+        *,
+        persistent: bool = False,
     ) -> tuple[Call, Chosen, Hashable]:
-        """Make the call and have all ranks agree on it (always, or if it is of a new kind)."""
+        """Make the call and have all ranks agree on it (if it is persistent or of a new kind)."""
         try:
             call = make(self.comm, *arguments)
             chosen = self._choose(call, **options)
+            if chosen.background and not persistent:
+                raise ArgumentError("background is for persistent and nonblocking calls")
+            chosen.background = check_background(chosen.engine, bool(chosen.background))
             signature = self._signature(call, chosen)
+            known = signature in self.agreement.settled
         except Exception as error:
             self.agreement.settle(None, error)
             raise AssertionError("an error was not settled") from error
-        if always or signature not in self.agreement.settled:
+        if persistent or self.check_always or not known:
             self.agreement.settle(signature)
         return call, chosen, signature
 
@@ -294,12 +330,18 @@ class Planner:
         channels = automatic[0] if channels is None else channels
         depth = automatic[1] if depth is None else depth
         for what, value, most in (("channels", channels, 1 << 16), ("depth", depth, TAGS_PER_PLAN)):
-            if not isinstance(value, int) or not 1 <= value <= most:
+            if not isinstance(value, int | np.integer) or not 1 <= value <= most:
                 raise ArgumentError(f"{what} must be an integer in 1..{most}, not {value!r}")
         return Chosen(entry, resolved, engine, channels, min(depth, channels), background)
 
     def _is_direct(self, entry: Algorithm, params: Params) -> bool:
         """Whether every part goes straight from its source to its target."""
+        case = entry.name, tuple(sorted(params.items()))
+        if case not in self.direct:
+            self.direct[case] = self._goes_direct(entry, params)
+        return self.direct[case]
+
+    def _goes_direct(self, entry: Algorithm, params: Params) -> bool:
         blocks = entry.blocks(self.size, params)
         per_part = blocks // entry.collective.parts(self.size)
         for step in entry.schedule(self.rank, self.size, params):
@@ -321,7 +363,7 @@ class Planner:
             (chosen.engine, chosen.channels, chosen.depth),
         )
 
-    def _build(self, call: Call, chosen: Chosen, tag: int) -> Plan:
+    def _build(self, call: Call, chosen: Chosen, tag: int, *, keep: bool = False) -> Plan:
         try:
             program = compile_program(
                 chosen.algorithm,
@@ -342,7 +384,8 @@ class Planner:
                 "background": bool(chosen.background),
             }
             buffers = call.send, call.recv
-            return Plan(program, self.environment, buffers, call.operation, chosen.engine, tag, facts)
+            engine, operation = chosen.engine, call.operation
+            return Plan(program, self.environment, buffers, operation, engine, tag, facts, keep=keep)
         except Exception as error:
             # The others have agreed to the call and may be waiting for this rank.
             self.agreement.revoke(f"rank {self.rank} could not build its plan: {error}")
@@ -354,7 +397,8 @@ class Planner:
         """Free the cached plans of blocking calls."""
         self.known.clear()
         for plan in self.plans.values():
-            plan.Free()
+            if not plan.users:
+                plan.Free()
         self.plans.clear()
 
     def free(self) -> None:
@@ -363,3 +407,4 @@ class Planner:
         self.agreement.forget()
         if self.comm != MPI.COMM_NULL and self.agreement.revoked is None:
             self.comm.Free()
+        self.agreement.revoked = self.agreement.revoked or "it was freed"

@@ -51,7 +51,9 @@ class Algorithm:
 
         Raises `ArgumentError` for a parameter that the algorithm does not have.
         """
-        given = {} if params is None else {k: v for k, v in params.items() if v is not None}
+        given = {
+            k: tuple(v) if isinstance(v, list) else v for k, v in (params or {}).items() if v is not None
+        }
         unknown = given.keys() - self.defaults.keys()
         if unknown:
             known = ", ".join(self.defaults) or "none"

@@ -20,23 +20,28 @@ _open: list[Request] = []  # begun and not over, oldest first
 
 
 class Request:
-    """A nonblocking collective under way. `Wait` for it, or `Test` until True."""
+    """A nonblocking collective under way. `Wait` for it, or `Test` until True.
 
-    def __init__(self, plan: Plan, previous: Request | None) -> None:
+    It keeps the user's buffers alive until it is over.
+    """
+
+    def __init__(self, plan: Plan, previous: Request | None, owners: object) -> None:
         self.plan = plan
-        self._previous = previous if previous is not None and not previous.over else None
+        plan.users += 1
         self.over: bool = False
+        self._owners = owners
+        self._previous = previous if previous is not None and not previous.over else None
         self._begun = self._waited_for = False
+        self._error: BaseException | None = None
         self._looked = time.monotonic()
         _open.append(self)
-        self._begin()
+        self._advance()
 
     def _begin(self) -> None:
         """Start, if the call before it in the lane allows it."""
         previous = self._previous
-        if previous is not None and not (
-            self.plan.background and previous._begun and previous.plan.background
-        ):
+        chained = previous is not None and previous._begun and previous.plan.background
+        if previous is not None and not (self.plan.background and chained):
             if not previous._advance():
                 return
             previous = None
@@ -44,18 +49,27 @@ class Request:
         self.plan.start_after(previous.plan if previous is not None else None)
 
     def _advance(self) -> bool:
+        """Do what can be done without waiting. What goes wrong is for the request's owner to hear."""
         if not self.over and not self._waited_for:
-            if not self._begun:
-                self._begin()
-            if self._begun and self.plan.Test():
+            try:
+                if not self._begun:
+                    self._begin()
+                if self._begun and self.plan.Test():
+                    self._finish()
+            except Exception as error:
+                self._error = error
                 self._finish()
         return self.over
 
     def _finish(self) -> None:
         self.over = True
-        self._previous = None
-        if self in _open:
-            _open.remove(self)
+        self.plan.users -= 1
+        self._previous = self._owners = None
+        _open.remove(self)
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise self._error
 
     def Test(self) -> bool:
         """Whether the operation is complete. Advances all open requests."""
@@ -63,21 +77,34 @@ class Request:
         if not self.over and time.monotonic() - self._looked > 0.02:
             self._looked = time.monotonic()
             self.plan.listen()
+        self._raise()
         return self.over
 
     def Wait(self) -> bool:
         """Complete the operation."""
-        if not self.over:
-            if self._previous is not None:
-                self._previous.Wait()
+        before = []  # those of its lane that come first, newest first
+        request: Request | None = self
+        while request is not None and not request.over:
+            before.append(request)
+            request = request._previous
+        for request in reversed(before):
+            request._complete()
+        self._raise()
+        return True
+
+    def _complete(self) -> None:
+        if self.over:
+            return
+        self._waited_for = True  # so that the wait, which serves all open requests, leaves this one alone
+        try:
             if not self._begun:
                 self._begin()
-            self._waited_for = True  # so that the wait, which serves all open requests, leaves this one alone
-            try:
-                self.plan.Wait()
-            finally:
-                self._finish()
-        return True
+            self.plan.Wait()
+        except BaseException as error:
+            self._error = error
+            raise
+        finally:
+            self._finish()
 
     test, wait = Test, Wait
 

@@ -1,4 +1,4 @@
-"""Running programs over MPI: the only module that starts messages.
+"""Running programs over MPI: the only module that starts the messages of collectives.
 
 A `Plan` is a program bound to memory, to an operation and to persistent requests. Two engines run the
 same program: `python` is a short loop over numpy and mpi4py calls, the reference; `native` hands the
@@ -33,9 +33,13 @@ except ImportError as error:
     _native_missing: str = f"mpicoll/_runner is not built ({error}); reinstall mpicoll with a C compiler"
 else:
     _native_missing = ""
-    atexit.register(_runner.stop_background)  # before MPI is finalized
+    # At exit the background thread must end before requests are freed (and MPI is finalized). Exit functions
+    # run in reverse, and the first finalizer of all registers those of all: so one comes before.
+    weakref.finalize(_runner.Program, int)
+    atexit.register(_runner.stop_background)
 
 ENGINES = ("native", "python")
+GAVE_UP, PLAN_IS_BROKEN, PLAN_IS_BUSY = -1, -2, -3  # as in _runner.h
 Array = npt.NDArray[Any]
 
 
@@ -105,12 +109,14 @@ class Environment:
 
     `comm` is private to mpicoll. `polite` makes waits give up the core (more ranks than cores).
     `idle` is called now and then during a long wait; it raises to give up, and returns whether to call it
-    again soon. `sync_sends` makes every send synchronous, and `trace` prints every message.
+    again soon. `give_up` tells the other ranks that a run has failed here. `sync_sends` makes every send
+    synchronous, and `trace` prints every message.
     """
 
     comm: MPI.Intracomm
     polite: bool
     idle: Callable[[], bool]
+    give_up: Callable[[str], None]
     sync_sends: bool = False
     trace: bool = False
     timeout: float | None = None
@@ -122,7 +128,7 @@ class Watch:
     def __init__(self, program: Program, environment: Environment, name: str) -> None:
         self.program, self.environment, self.name = program, environment, name
         self.step_of_row: list[int] = []  # native engine: a step may be several rows
-        self._position, self._since = -1, 0.0
+        self._since = 0.0
 
     def describe(self, position: int | None = None) -> str:
         """What runs here, and what its step at `position` is about."""
@@ -142,21 +148,31 @@ class Watch:
             text += " (" + ", ".join(f"{verb} {peer}" for verb, peer in peers) + ")"
         return text
 
-    def idle(self, position: int) -> bool:
+    def idle(self, position: int, first: bool) -> bool:
         """Called during long waits: look for news from other ranks, and at the clock."""
         soon = self.environment.idle()
         limit = self.environment.timeout
         now = time.monotonic()
-        if position != self._position:
-            self._position, self._since = position, now
+        if first:
+            self._since = now
         elif limit is not None and now - self._since > limit:
             raise TimeoutExpired(f"no progress for {limit:g} s: {self.describe(position)}")
         return soon
 
-    def failure(self, code: int, position: int) -> Exception:
-        """The exception for an MPI error code."""
-        reason = MPI.Exception(code).Get_error_string()
-        return MpicollError(f"{self.describe(position)}: MPI says {reason!r}")
+    def failure(self, code: int, position: int) -> Exception | None:
+        """The exception for a failure, told to the other ranks; None where Python has raised one already.
+
+        `code` is MPI's, or one of those in `_runner.h`.
+        """
+        if code == PLAN_IS_BUSY:
+            return MpicollError(f"{self.describe()} is running already")
+        if code == PLAN_IS_BROKEN:
+            return MpicollError(f"{self.describe()} has failed before, or was freed; it cannot run again")
+        where = self.describe(position)
+        self.environment.give_up(f"rank {self.program.rank} gave up: {where}")
+        if code == GAVE_UP:
+            return None
+        return MpicollError(f"{where}: MPI says {MPI.Exception(code).Get_error_string()!r}")
 
     def trace(self, position: int) -> None:
         """Print one line for each message that a step starts."""
@@ -177,7 +193,8 @@ class Plan:
 
     Use it like a persistent MPI request (`Start`, `Test`, `Wait`, `Free`), or call it: ``plan()`` starts
     and waits. `run` is the bare callable behind that, for hot loops. With `background`, `Start` hands the
-    plan to a thread that completes it while Python computes (native engine only).
+    plan to a thread that completes it while Python computes (native engine only). With `keep` it keeps the
+    user's buffers alive.
     """
 
     def __init__(
@@ -189,6 +206,8 @@ class Plan:
         engine: str,
         tag: int,
         facts: Mapping[str, Any],
+        *,
+        keep: bool,
     ) -> None:
         self.program, self.environment, self.engine = program, environment, engine
         self.algorithm: str = facts["algorithm"]
@@ -199,14 +218,20 @@ class Plan:
         self.rounds = program.rounds
         self.background: bool = facts.get("background", False)
         self.active = False
+        self.users = 0  # unfinished requests that refer to it
         self._watch = Watch(program, environment, f"{self.collective}/{self.algorithm}")
         bound = self._bound = Bound(program, environment, buffers, tag)
         bind = _bind_native if engine == "native" else PythonEngine
         self._engine: Any = bind(self._watch, bound, operation)
         self.run: Callable[[], None] = self._engine
+        self.owners = buffers if keep else None
+        memory = bound.memory
+        self.scratch_bytes: int = memory.typed[WORK].nbytes + memory.typed[LANDING].nbytes
 
     def __call__(self) -> None:
         """Run the collective from start to end."""
+        if self.active:
+            raise MpicollError(f"{self.describe()} was started before it was over")
         self.run()
 
     def Start(self) -> None:
@@ -247,6 +272,7 @@ class Plan:
         if self.active:
             raise MpicollError(f"{self.describe()} is running; Wait for it before Free")
         self.run = _freed
+        self._engine.retire()
         self._bound.free()
 
     free = Free
@@ -308,7 +334,10 @@ def _free_requests(requests: list[MPI.Prequest], memory: Memory) -> None:
 
 
 class Memory:
-    """The four spaces of a program as bytes and as typed arrays."""
+    """The four spaces of a program as bytes and as typed arrays.
+
+    It does not keep the user's buffers alive: whoever runs the plan does.
+    """
 
     def __init__(self, program: Program, buffers: tuple[Buffer | None, Buffer | None]) -> None:
         send, recv = buffers
@@ -316,14 +345,15 @@ class Memory:
         self.extent = some.extent if some else 1
         self.datatype = some.datatype if some else MPI.BYTE
         dtype = some.dtype if some else np.dtype(np.uint8)
-        self.owners = send, recv
         none = np.empty(0, dtype)
         self.typed: list[Array] = [none, none, none, none]
         self.typed[SEND] = send.array() if send else none
         self.typed[RECV] = recv.array() if recv else none
-        # One allocation each, touched once, so that no page fault falls into a timed call.
-        self.typed[WORK] = np.zeros(program.work, dtype)
-        self.typed[LANDING] = np.zeros(program.landing, dtype)
+        self.typed[WORK] = np.empty(program.work, dtype)
+        self.typed[LANDING] = np.empty(program.landing, dtype)
+        for scratch in (self.typed[WORK], self.typed[LANDING]):
+            if scratch.size:  # written once, so that no page fault falls into a timed call
+                scratch.view(np.uint8)[...] = 0
         self.bytes: list[Array] = [a.view(np.uint8) if a.size else a for a in self.typed]
         self.address = [a.__array_interface__["data"][0] for a in self.typed]
 
@@ -361,6 +391,7 @@ class PythonEngine:
         self.watch, self.bound = watch, bound
         self.memory, self.requests = bound.memory, bound.requests
         self.position = 0
+        self.broken = self.busy = False
         self.actions = [self._action(step, operation) for step in watch.program.steps]
 
     def __call__(self) -> None:
@@ -369,6 +400,25 @@ class PythonEngine:
 
     def advance(self, blocking: bool) -> bool:
         """Run until done (True), or, unless blocking, until a message is not there yet (False)."""
+        if self.broken or self.busy:
+            raise self.watch.failure(PLAN_IS_BROKEN if self.broken else PLAN_IS_BUSY, self.position)  # type: ignore[misc]
+        self.busy = True
+        try:
+            with np.errstate(all="ignore"):  # one rank must not raise in the middle of a collective
+                done = self._steps(blocking)
+        except BaseException:
+            self.broken = True
+            self.watch.failure(GAVE_UP, self.position)
+            raise
+        finally:
+            self.busy = False
+        return done
+
+    def retire(self) -> None:
+        """Never run again."""
+        self.broken = True
+
+    def _steps(self, blocking: bool) -> bool:
         while self.position < len(self.actions):
             action = self.actions[self.position]
             if isinstance(action, list):
@@ -406,15 +456,16 @@ class PythonEngine:
                 op.Reduce_local(left, out)
 
     def _wait(self, requests: list[MPI.Request], blocking: bool) -> bool:
-        tests, asked = 0, 0.0
+        tests, ask_at, first = 0, 0.0, True
         while not MPI.Request.Testall(requests):
             if not blocking:
                 return False
             if self.watch.environment.polite:
                 os.sched_yield()
             tests += 1
-            if tests % 64 == 0 and time.monotonic() > asked:
-                asked = time.monotonic() + (0 if self.watch.idle(self.position) else 0.02)
+            if tests % 64 == 0 and time.monotonic() > ask_at:
+                ask_at = time.monotonic() + (0 if self.watch.idle(self.position, first) else 0.02)
+                first = False
         return True
 
     def _trace(self, requests: list[MPI.Prequest]) -> None:

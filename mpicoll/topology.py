@@ -1,20 +1,26 @@
-"""Which ranks share a node. Found by asking MPI, never by arithmetic on ranks."""
+"""Which ranks share a node, and whether they share cores. Found by asking, never by arithmetic on ranks."""
 
 from __future__ import annotations
+
+import os
 
 from mpi4py import MPI
 
 
-def node_map(comm: MPI.Intracomm) -> tuple[int, ...]:
-    """The node of each rank, numbered in the order of each node's lowest rank. Collective.
+def placement(comm: MPI.Intracomm) -> tuple[tuple[int, ...], bool]:
+    """The node of each rank, and whether this rank has to share its cores. Collective.
 
-    Works for any placement: block, cyclic, irregular, unequal numbers of ranks per node.
+    Nodes are numbered in the order of their lowest ranks. Works for any placement: block, cyclic,
+    irregular, unequal numbers of ranks per node. A rank shares its cores if the ranks of its node that may
+    run on one of them are more than they are.
     """
     local = comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank)
     try:
         leader = local.bcast(comm.rank, root=0)
+        mine = os.sched_getaffinity(0)
+        rivals = sum(not mine.isdisjoint(theirs) for theirs in local.allgather(mine))
     finally:
         local.Free()
     leaders = comm.allgather(leader)
     number = {leader: i for i, leader in enumerate(sorted(set(leaders)))}
-    return tuple(number[leader] for leader in leaders)
+    return tuple(number[leader] for leader in leaders), rivals > len(mine)
