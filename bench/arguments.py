@@ -1,9 +1,10 @@
-"""What the verbs that need no MPI read from a command line: numbers of ranks, node maps, parameters."""
+"""What verbs read from a command line: numbers of ranks, node maps, parameters, files with algorithms."""
 
 from __future__ import annotations
 
 import argparse
 import ast
+import runpy
 import sys
 from collections.abc import Callable, Iterable
 from functools import wraps
@@ -28,6 +29,25 @@ def usage(handler: Handler) -> Handler:
             return 2
 
     return guarded
+
+
+def add_load(parser: argparse.ArgumentParser) -> None:
+    """Add the flag ``--load``."""
+    parser.add_argument(
+        "--load", action="append", default=[], metavar="FILE.py", help="run a file that registers algorithms"
+    )
+
+
+def load(paths: Iterable[str]) -> None:
+    """Run users' files for the algorithms that they register.
+
+    Raises `ArgumentError` for a file that cannot be read.
+    """
+    for path in paths:
+        try:
+            runpy.run_path(path)
+        except OSError as error:
+            raise ArgumentError(f"cannot read {path}: {error.strerror}") from None
 
 
 def parse_ranks(text: str) -> list[int]:

@@ -14,7 +14,7 @@ from fractions import Fraction
 from typing import Any
 
 import mpicoll.algorithms  # noqa: F401  (importing registers them)
-from mpicoll.bench.arguments import chosen, parse_nodes, parse_ranks, usage
+from mpicoll.bench.arguments import add_load, chosen, load, parse_nodes, parse_ranks, usage
 from mpicoll.bench.libraries import libraries_text
 from mpicoll.cases import cases
 from mpicoll.collectives import COLLECTIVES, Collective
@@ -49,12 +49,14 @@ def add_parser(subparsers: Any) -> None:
     verb.add_argument("--nodes", help="ranks per node, as 4,4, or the node of each rank (4 ranks per node)")
     verb.add_argument("--format", choices=("text", "markdown"), default="text", help="text (default)")
     verb.add_argument("--libraries", action="store_true", help="who has which: MPI libraries and mpicoll")
+    add_load(verb)
     verb.set_defaults(func=run_list)
 
 
 @usage
 def run_list(args: argparse.Namespace) -> int:
     """Print the algorithms and their costs."""
+    load(args.load)
     algorithms = chosen(args.collective)
     if args.libraries:
         print(libraries_text(args.collective), end="")
@@ -185,8 +187,8 @@ def text(algorithms: Sequence[Algorithm], node_maps: NodeMaps) -> str:
     for algorithm in algorithms:
         said, counted = facts(algorithm), counts(algorithm, node_maps)
         row = [str(algorithm), served(algorithm), ordered(algorithm)]
-        row += [formula(said["Rounds"]), *map(_rounds, counted)]
-        row += [formula(said["Bytes per rank"]), *map(_sent, counted)]
+        row += [formula(said.get("Rounds", "–")), *map(_rounds, counted)]
+        row += [formula(said.get("Bytes per rank", "–")), *map(_sent, counted)]
         row += map(_reduced, counted) if algorithm.collective.reduces else ["–"] * len(counted)
         rows.append([*row, parameters(algorithm) or "–"])
     lines = [_aligned(rows), LEGEND]
@@ -249,11 +251,12 @@ def _table(kind: Collective, algorithms: Iterable[Algorithm], node_maps: NodeMap
     rows = [header, ["---"] * len(header)]
     for algorithm in algorithms:
         said, counted = facts(algorithm), counts(algorithm, node_maps)
-        row = [f"`{algorithm.name}`", _restriction(said["Works for"])]
+        works_for = _restriction(said["Works for"]) if "Works for" in said else served(algorithm)
+        row = [f"`{algorithm.name}`", works_for]
         row += [ordered(algorithm)] * kind.reduces
         row += [f"`{parameters(algorithm)}`" if algorithm.defaults else "–"]
-        row += [formula(said["Rounds"]), *map(_rounds, counted)]
-        row += [formula(said["Bytes per rank"]), *map(_sent, counted)]
+        row += [formula(said.get("Rounds", "–")), *map(_rounds, counted)]
+        row += [formula(said.get("Bytes per rank", "–")), *map(_sent, counted)]
         rows.append(row + (list(map(_reduced, counted)) if kind.reduces else []))
     return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
 
@@ -275,7 +278,8 @@ def _described(algorithm: Algorithm) -> str:
     said = {k: v for k, v in facts(algorithm).items() if k != "Works for"}
     if "Rounds and bytes per rank" in said:
         del said["Rounds"], said["Bytes per rank"]
-    return f"- `{algorithm.name}`: {algorithm.summary} " + " ".join(f"*{k}:* {v}." for k, v in said.items())
+    sentences = [algorithm.summary, *(f"*{label}:* {sentence}." for label, sentence in said.items())]
+    return f"- `{algorithm.name}`: {' '.join(sentences)}"
 
 
 def _picture(kind: Collective) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mpicoll import registry
+from mpicoll.bench.arguments import add_load, load
 from mpicoll.bench.cases import expand
 from mpicoll.bench.contenders import own_algorithms
 from mpicoll.bench.session import Session
@@ -51,7 +52,7 @@ def add_parser(verbs: Any) -> None:
     add("--time-limit", metavar="TIME", help="for the whole sweep, as 90s, 10m, 2h: budgets shrink to fit")
     add("--seed", type=int, help="of the order of calls and of the data (1)")
     add("--thread-level", help="asked of MPI: single, funneled, serialized, multiple (funneled)")
-    add("--load", action="append", default=[], metavar="FILE.py", help="run a file that registers algorithms")
+    add_load(parser)
     add("-o", "--output", type=Path, metavar="DIR", help="result directory (results/sweep-DATE-TIME)")
     add(
         "--resume", action="store_true", help="continue the result in DIR: cases in it are not measured again"
@@ -67,8 +68,7 @@ def run(args: argparse.Namespace) -> int:
     spec = make_spec(flags, args.spec)
     if args.resume and args.output is None:
         raise ArgumentError("--resume needs -o DIR: which result is to be continued?")
-    for path in args.load:
-        _load(path)
+    load(args.load)
     world = start(spec.thread_level)
     with world.together():
         if problem := launcher_problem(world.size):
@@ -84,16 +84,6 @@ def run(args: argparse.Namespace) -> int:
     with StopSignals() as stop:
         session = Session(world, spec, args.output, stop, resume=args.resume)
         return session.run(cases, contenders)
-
-
-def _load(path: str) -> None:
-    """Run a user's file for the algorithms that it registers."""
-    import runpy
-
-    try:
-        runpy.run_path(path)
-    except OSError as error:
-        raise ArgumentError(f"cannot read {path}: {error.strerror}") from None
 
 
 def contenders_for(spec: Spec, collective: str) -> list[Contender]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import mpicoll.algorithms  # noqa: F401  (importing registers them)
 from mpicoll.bench import catalogue
-from mpicoll.bench.arguments import chosen, parse_nodes, parse_params, parse_ranks, usage
+from mpicoll.bench.arguments import add_load, chosen, load, parse_nodes, parse_params, parse_ranks, usage
 from mpicoll.cases import cases
 from mpicoll.draw import draw, draw_svg
 from mpicoll.errors import ScheduleError, Unsupported
@@ -44,12 +44,14 @@ def add_parsers(subparsers: Any) -> None:
     )
     verb.add_argument("--ascii", action="store_true", help="no characters outside ASCII")
     verb.add_argument("--svg", type=Path, metavar="FILE", help="also write the picture as SVG")
+    add_load(verb)
     verb.set_defaults(func=run_show)
 
     verb = subparsers.add_parser("verify", help="prove algorithms, and refuse mutants of them")
     verb.add_argument("collective", nargs="?")
     verb.add_argument("algorithm", nargs="?")
     verb.add_argument("--ranks", default="1:64", metavar="P", help="as 1:64, or 2,3,8, or both (1:64)")
+    add_load(verb)
     verb.set_defaults(func=run_verify)
 
 
@@ -59,6 +61,7 @@ def add_parsers(subparsers: Any) -> None:
 @usage
 def run_show(args: argparse.Namespace) -> int:
     """Draw one algorithm."""
+    load(args.load)
     algorithm, size = get(args.collective, args.algorithm), args.ranks
     params = parse_params(args.param)
     if args.root is not None:
@@ -130,6 +133,7 @@ def _prove(algorithm: Algorithm, sizes: Sequence[int]) -> _Tally:
 @usage
 def run_verify(args: argparse.Namespace) -> int:
     """Prove the chosen algorithms; status 1 if one fails."""
+    load(args.load)
     sizes = parse_ranks(args.ranks)
     wanted = chosen(args.collective, args.algorithm)
     began, failed, proved, mutants, notes = time.perf_counter(), 0, 0, 0, []

@@ -93,8 +93,9 @@ def _name(change: str, spot: Spot) -> str:
 class _Needed:
     """Whether a message is indispensable: a schedule may carry data twice or in vain, and be right without.
 
-    It is, if it brings a block that is of use: promised in the end, or sent on to where it is of use. Of copies
-    the receiver must moreover not have the block yet, and get it in no other way. Of tokens nothing is known.
+    It is, if it brings a block that is of use: promised in the end, or sent on to where it is of use. Of
+    copies the receiver must moreover not have the block yet, and get it in no other way. Of tokens nothing is
+    known.
     """
 
     def __init__(self, rounds: Rounds, spots: list[Spot], blocks: int, kind: Collective, root: int) -> None:

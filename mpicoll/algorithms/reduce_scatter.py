@@ -187,7 +187,8 @@ def recursive_doubling(rank: int, size: int) -> Schedule:
 
     Works for any P; others than powers of two are folded.
     Rounds: log2 P (+2).
-    Bytes per rank: (log2 P−(P−1)/P)·n (folded: up to n more).
+    Bytes per rank: (log2 P−(P−1)/P)·n (folded: up to n more); `recursive_halving_near` sends less in as
+    many rounds, for here all of a run combine what one of them will need.
     Ordered: only neighbouring runs of ranks are combined.
     Reference: Thakur, Rabenseifner, Gropp, Int. J. High Perform. Comput. Appl., 2005.
     """

@@ -136,6 +136,29 @@ def test_facts_need_no_order_and_formulas_end_outside_brackets():
     assert catalogue.formula(said["Bytes per rank"]) == "n(1, or 2)"
 
 
+def test_algorithm_of_a_users_file_is_listed_as_far_as_it_says(
+    run: Run, capsys: pytest.CaptureFixture[str], tmp_path: Path
+):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from mpicoll import Window, algorithm\n"
+        "from mpicoll.schedule import exchange\n"
+        "@algorithm('barrier', blocks=lambda size, params: 1)\n"
+        "def all_to_all(rank, size):\n"
+        "    'Tell everybody.'\n"
+        "    for t in range(1, size):\n"
+        "        yield exchange((rank + t) % size, (), (), source=(rank - t) % size)\n"
+    )
+    try:
+        assert run("list", "barrier", "--ranks", "4", "--load", str(file)) == 0
+        mine = next(x for x in capsys.readouterr().out.splitlines() if x.startswith("barrier/all_to_all"))
+        assert mine.split() == ["barrier/all_to_all", "any", "–", "–", "3", "–", "0", "–", "–"]
+    finally:
+        unregister("barrier", "all_to_all")
+    assert run("list", "barrier", "--load", str(tmp_path / "absent.py")) == 2
+    assert "cannot read" in capsys.readouterr().err
+
+
 # -- other libraries --
 
 
