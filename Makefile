@@ -80,7 +80,8 @@ test-lint: lint
 test-unit: $(TESTING)
 	MPICOLL_TEST_LABEL="unit" .venv-mpich/bin/python -m pytest -q -n 2 --dist worksteal mpicoll tests \
 	    --ignore=tests/mpi --ignore=tests/packaging
-	MPICOLL_TEST_LABEL="programs and oracle, Open MPI" .venv-openmpi/bin/python -m pytest -q tests/runner tests/oracle tests/test_examples.py
+	MPICOLL_TEST_LABEL="programs and oracle, Open MPI" .venv-openmpi/bin/python -m pytest -q -n 2 --dist worksteal \
+	    tests/runner tests/oracle tests/sweep tests/test_examples.py
 
 test-mpi: $(TESTING)
 	.venv-mpich/bin/python tests/run_mpi.py -q
