@@ -52,24 +52,19 @@ class Agreement:
         self.revoked: str | None = None
         self.calls = 0  # begun on this communicator; equal on all ranks at the same call
         self._compared = 0  # the last call that was compared with the others'
-        self._notices: list[Notice] = []
+        self.notices: list[Notice] = []
         self._outbox: list[MPI.Request] = []
-
-    @property
-    def troubled(self) -> bool:
-        """Whether `check` has anything to look at."""
-        return self.revoked is not None or bool(self._notices)
 
     def begin(self) -> None:
         """Count a call; raise `RevokedError` if the communicator was given up."""
         self.calls += 1
-        self._notices = [n for n in self._notices if n.kind != DOUBT or n.number >= self.calls]
+        self.notices = [n for n in self.notices if n.kind != DOUBT or n.number >= self.calls]
         self.check()
 
     def check(self) -> None:
         """Raise `RevokedError` if the communicator was given up."""
         if self.revoked is None:
-            for notice in self._notices:
+            for notice in self.notices:
                 if notice.kind == GAVE_UP and notice.number < self.calls:
                     self.revoked = notice.text
         if self.revoked is not None:
@@ -111,8 +106,8 @@ class Agreement:
         kind = type(error).__name__ if error is not None else ""
         reports = self.comm.allgather((kind, str(error) if error else repr(call)))
         failed = [rank for rank, (name, _) in enumerate(reports) if name]
-        came_early = {n.rank for n in self._notices if n.kind == REFUSED and n.number == self.calls}
-        self._notices = [n for n in self._notices if n.kind == GAVE_UP]
+        came_early = {n.rank for n in self.notices if n.kind == REFUSED and n.number == self.calls}
+        self.notices = [n for n in self.notices if n.kind == GAVE_UP]
         for rank in failed:
             if rank != self.comm.rank and rank not in came_early:
                 self.comm.recv(source=rank, tag=self.tag)
@@ -169,11 +164,11 @@ class Agreement:
         """
         for tag in (self.tag,) * (self._compared != self.calls) + (self.tag - 1,):
             while self.comm.Iprobe(source=MPI.ANY_SOURCE, tag=tag):
-                self._notices.append(Notice(*self.comm.recv(source=MPI.ANY_SOURCE, tag=tag)))
+                self.notices.append(Notice(*self.comm.recv(source=MPI.ANY_SOURCE, tag=tag)))
 
     def _heed(self, *kinds: int) -> None:
         """Give up if a notice is about the call that this rank is in (or one that it thought over)."""
-        for notice in self._notices:
+        for notice in self.notices:
             number, rank, text, kind = notice
             if kind not in kinds or number > self.calls:
                 continue
