@@ -74,7 +74,7 @@ class Session:
         self.launch = len(store.run["launches"])
         store.run["launches"].append(
             {"launch": self.launch, "started": _now(), "ended": None, "status": "running",
-             "command": shlex.join(sys.argv), **facts}
+             "command": shlex.join(["mpicoll", *sys.argv[1:]]), **facts}
         )  # fmt: skip
         store.write_run()
         for hazard in facts["hazards"]:

@@ -19,7 +19,7 @@ FLOORS = (
     ("algorithms",),
     ("network", "holdings", "verify", "verify_large", "traffic", "cost", "draw", "cases", "mutants"),
     ("agree", "buffers", "ops", "topology", "plan", "requests", "lockstep", "_runner", "runner", "calls"),
-    ("select", "planner", "comm", "overlap"),
+    ("select", "planner", "mesh", "comm", "overlap"),
     ("__init__",),
     ("bench",),
     ("__main__",),
