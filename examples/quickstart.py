@@ -1,4 +1,4 @@
-"""mpicoll in a program: drop-in, named, planned once and run often.
+"""mpicoll in a program: drop-in, named, planned once and run often, in the background, in groups.
 
     mpirun -n 4 python examples/quickstart.py
 """
@@ -20,6 +20,12 @@ plan = comm.Allreduce_init(x, y, algorithm="circulant")  # planned once: views, 
 for _ in range(10):
     plan.Start()
     plan.Wait()
+
+request = comm.Iallreduce(x, y)  # progresses in a thread that holds no GIL, at MPI_THREAD_MULTIPLE
+request.Wait()
+
+mesh = mpicoll.Mesh(comm, data=-1, tensor=1)  # named groups: mesh["data"] is a Comm
+mesh["data"].Allreduce(x, y)
 assert (y == comm.size * (comm.size + 1) / 2).all()
 
 if comm.rank == 0:
