@@ -60,11 +60,10 @@ VALUES: Mapping[str, Callable[[int], Iterable[Any]]] = {
 
 
 @cache
-def _names(collective: str, algorithm: str, parameter: str) -> list[str]:
+def _names(collective: str, algorithm: str, parameter: str, names: frozenset[str]) -> list[str]:
     """The values of a parameter that names another algorithm; where it names something else, its default."""
     entry = get(collective, algorithm)
     default = entry.defaults[parameter]
-    names = {a.name for a in algorithms() if not a.hierarchical}
     if default not in names:
         return [default]
 
@@ -87,7 +86,8 @@ def _values(algorithm: Algorithm, parameter: str, size: int) -> list[Any]:
     if isinstance(default, bool):
         return [default, not default]
     if isinstance(default, str):
-        return _names(algorithm.collective.name, algorithm.name, parameter)
+        registered = frozenset(a.name for a in algorithms() if not a.hierarchical)
+        return _names(algorithm.collective.name, algorithm.name, parameter, registered)
     return [default]
 
 
