@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import sys
 import time
@@ -186,7 +187,8 @@ def start(thread_level: str) -> World:
         quota=quota,
         machine=described,
         software=software,
-        library=MPI.Get_library_version().strip(),
+        # Without addresses: the wheels' text names the index they came from, which is no fact about them.
+        library=re.sub(r"https?://\S+", "", MPI.Get_library_version()).strip(),
         vendor=f"{name} {'.'.join(map(str, numbers))}",
     )
 
