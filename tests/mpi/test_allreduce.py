@@ -41,8 +41,8 @@ def test_result_is_exact_for_every_count(algorithm: str, engine: str) -> None:
         with pytest.raises(mpicoll.Unsupported):
             comm.Allreduce(np.zeros(3), np.zeros(3), algorithm=algorithm)
         return
-    for count in counts(SIZE):
-        for channels, depth in ((1, 1), (3, 2)):
+    for number, count in enumerate(counts(SIZE)):
+        for channels, depth in [((1, 1), (3, 2))[number % 2]]:
             source, result = Guarded(values(RANK, count)), Guarded(np.full(count, 77, "f"))
             plan = comm.Allreduce_init(
                 source.array, result.array, algorithm=algorithm, channels=channels, depth=depth
