@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import time
 from pathlib import Path
@@ -121,7 +122,9 @@ def test_a_refusal_that_nobody_waits_for_ends(engine: str) -> None:
         with pytest.raises(mpicoll.ArgumentError, match="read-only"):
             comm.Bcast(x, 0, algorithm="binomial")
     else:
-        comm.Bcast(x, 0, algorithm="binomial")
+        # Where sends are synchronous, somebody waits after all, and hears of it.
+        with contextlib.suppress(mpicoll.RevokedError):
+            comm.Bcast(x, 0, algorithm="binomial")
     WORLD.Barrier()
 
 
