@@ -39,7 +39,8 @@ else:
     atexit.register(_runner.stop_background)
 
 ENGINES = ("native", "python")
-GAVE_UP, PLAN_IS_BROKEN, PLAN_IS_BUSY = -1, -2, -3  # as in _runner.h
+GAVE_UP, PLAN_IS_BROKEN, PLAN_IS_BUSY = -1, -2, -3  # as in _runner.h, and so are the steps:
+START, WAIT, KERNEL_STEP, MPI_STEP, COPY = range(5)
 Array = npt.NDArray[Any]
 
 
@@ -507,17 +508,17 @@ def _bind_native(watch: Watch, bound: Bound, operation: Operation | None) -> Any
 def _lower(step: Any, memory: Memory, kernel: int | None) -> list[int]:
     """A step as one or more rows of int64."""
     if isinstance(step, Start):
-        return [0, step.first, step.last, 0, 0]
+        return [START, step.first, step.last, 0, 0]
     if isinstance(step, Wait):
-        return [1, step.first, step.last, 0, 0]
+        return [WAIT, step.first, step.last, 0, 0]
     if isinstance(step, Copy):
-        return [4, memory.at(step.out), memory.at(step.source), 0, step.out.length * memory.extent]
+        return [COPY, memory.at(step.out), memory.at(step.source), 0, step.out.length * memory.extent]
     if kernel is not None:
-        return [2, *(memory.at(r) for r in step), step.out.length]
+        return [KERNEL_STEP, *(memory.at(r) for r in step), step.out.length]
     rows: list[int] = []
     for part in _local_reduction(step):
         if isinstance(part, Copy):
             rows += _lower(part, memory, None)
         else:
-            rows += [3, memory.at(part.left), memory.at(part.out), memory.extent, part.out.length]
+            rows += [MPI_STEP, memory.at(part.left), memory.at(part.out), memory.extent, part.out.length]
     return rows
