@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from mpicoll.bench import hidden, info, report, sweep, tools
 from mpicoll.bench.machine import version
-from mpicoll.bench.world import Refused, abort_on_error, is_first
+from mpicoll.bench.world import Refused, abort_on_error, is_first, let_the_first_speak
 from mpicoll.errors import MpicollError
 
 
@@ -26,6 +26,7 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Usage and message, status 2."""
+        let_the_first_speak()
         self.print_usage(sys.stderr)
         self.exit(2, f"mpicoll: {message}; see {self.prog} --help\n")
 
@@ -55,6 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Agreed by all ranks, or raised before there were others.
         if _speaks():
             print(f"mpicoll: {error}", file=sys.stderr, flush=True)
+        let_the_first_speak()
         return error.status if isinstance(error, Refused) else 2
     except BrokenPipeError:  # `mpicoll list | head`
         sys.stderr.close()

@@ -28,6 +28,8 @@ _LAUNCHERS = (
     ("SLURM_PROCID", "SLURM_NTASKS"),
 )
 
+_HEAD_START = 2.0  # seconds; the first rank's bad status ends the others long before
+
 
 class Refused(MpicollError):
     """All ranks agree that the job ends here, with this exit status: the only quiet end of one."""
@@ -55,6 +57,17 @@ def launched() -> tuple[int, int] | None:
 def is_first() -> bool:
     """Whether this process should speak before MPI has begun."""
     return (launched() or (0, 1))[0] == 0
+
+
+def let_the_first_speak() -> None:
+    """Called by every rank that is about to end the job with a bad status: the first goes first.
+
+    An mpirun ends the job at the first bad status, and with it what another rank had still to print
+    (Open MPI does; seen under load). Before MPI has begun there is nothing to wait with but time;
+    where it runs, `MPI_Finalize` keeps the ranks together.
+    """
+    if "mpi4py.MPI" not in sys.modules and not is_first():
+        time.sleep(_HEAD_START)
 
 
 def launcher_problem(size: int) -> str | None:
