@@ -111,6 +111,9 @@ outcome mpicoll_run(Program *p, int blocking, int *rc) {
         case COPY:
             memcpy((void *)s->a, (const void *)s->b, (size_t)s->n);
             break;
+        case MARK:
+            *(int64_t *)s->a = now();
+            break;
         }
         if (*rc != 0)
             return MPI_FAILED;

@@ -21,12 +21,13 @@ typedef int (*startall_fn)(int, void *);
 typedef int (*testall_fn)(int, void *, int *, void *);
 typedef int (*reduce_local_fn)(const void *, void *, int, intptr_t, intptr_t);
 
-enum { START, WAIT, KERNEL_STEP, MPI_STEP, COPY };
+enum { START, WAIT, KERNEL_STEP, MPI_STEP, COPY, MARK };
 
 typedef struct {
     int64_t code;
     int64_t a, b, c, n; /* START, WAIT: first, last; KERNEL_STEP: out, left, right, elements;
-                           MPI_STEP: in, inout, extent, elements; COPY: out, source, -, bytes */
+                           MPI_STEP: in, inout, extent, elements; COPY: out, source, -, bytes;
+                           MARK: where the time goes, in ns */
 } step;
 
 typedef struct Program {

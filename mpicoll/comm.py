@@ -7,6 +7,8 @@ keywords besides:
 - ``algorithm``: a name from ``mpicoll list``, or "auto" (`select`);
 - ``engine``: "native" or "python"; ``channels``, ``depth``: see `plan`;
 - ``background`` (persistent and nonblocking): complete it in a thread while Python computes;
+- ``stages`` (for plans): note when a composition goes over from one of its parts to the next, for
+  `Plan.stage_seconds`;
 - parameters of the algorithm, such as ``segments=8``.
 
 What a call is asked for is compared between ranks when it is of a new kind (collective, counts, type,

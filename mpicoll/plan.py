@@ -15,6 +15,8 @@ without. What it decides:
   stays small enough for the cache. All ranks visit the channels in the same rotation, and a
   channel's round waits only for rounds that started before it on every rank; so if the schedule
   cannot deadlock, neither can the program.
+- **Stages.** Where times are wanted, a mark stands wherever the program goes over to a round of another
+  stage, so that every moment of a run belongs to one stage. Without them there are no marks.
 """
 
 from __future__ import annotations
@@ -80,7 +82,14 @@ class Copy(NamedTuple):
     source: Region
 
 
-Step = Start | Wait | Combine | Copy
+class Mark(NamedTuple):
+    """Note the time. Stage ``program.stages[number]`` begins here, and with the last mark nothing."""
+
+    number: int
+
+
+Step = Start | Wait | Combine | Copy | Mark
+UNNAMED_STAGE = "all"  # of schedules that name no stages
 
 
 @dataclass(slots=True)
@@ -95,12 +104,21 @@ class Program:
     places: list[tuple[int, int]] = field(default_factory=list)
     work: int = 0  # elements of scratch for results that have no place in the receive buffer
     landing: int = 0  # elements of scratch for messages on their way in or out
+    timed: bool = False
+    stages: list[str] = field(default_factory=list)  # what each mark but the last begins
 
     def add(self, steps: Iterable[Step], place: tuple[int, int]) -> None:
         """Append steps that belong to a (channel, round)."""
         for step in steps:
             self.steps.append(step)
             self.places.append(place)
+
+    def enter(self, stage: str, place: tuple[int, int]) -> None:
+        """What is added next belongs to `stage`."""
+        stage = stage or UNNAMED_STAGE
+        if self.timed and self.stages[-1:] != [stage]:
+            self.add([Mark(len(self.stages))], place)
+            self.stages.append(stage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,15 +155,17 @@ def compile_program(
     *,
     channels: int = 1,
     depth: int = 1,
+    timed: bool = False,
 ) -> Program:
     """Compile the schedule of `rank` to a program.
 
-    `itemsize` is in bytes; `channels` and `depth` are described in the module's text.
+    `itemsize` is in bytes; `channels` and `depth` are described in the module's text. `timed` puts marks
+    between stages.
     Raises `Unsupported` where the algorithm cannot serve the case.
     """
     blocks = algorithm.blocks(size, params)
     rounds = list(algorithm.schedule(rank, size, params))
-    program = Program(rank, size, len(rounds))
+    program = Program(rank, size, len(rounds), timed=timed)
     if layout.stash is not None:
         offset, program.work = layout.stash
         program.add([Copy(Region(WORK, 0, program.work), Region(RECV, offset, program.work))], (0, -1))
@@ -160,6 +180,8 @@ def compile_program(
             work, landing = max(work, channel.work_top), max(landing, channel.landing_top)
         program.work, program.landing = work, landing
     _interleave(program, slots)
+    if timed:
+        program.add([Mark(len(program.stages))], program.places[-1])
     return program
 
 
@@ -175,6 +197,7 @@ def _emit(program: Program, members: Sequence[_Channel]) -> Iterator[bool]:
     for channel in members:
         for number, stage in enumerate(channel.stages):
             place = channel.number, number
+            program.enter(stage.name, place)
             program.add(stage.before, place)
             first = len(program.messages)
             program.messages += stage.messages
@@ -183,6 +206,7 @@ def _emit(program: Program, members: Sequence[_Channel]) -> Iterator[bool]:
                 program.add([Start(first, last)], place)
             program.add(stage.meanwhile, place)
             yield True
+            program.enter(stage.name, place)
             if last > first:
                 program.add([Wait(first, last)], place)
             program.add(stage.after, place)
@@ -192,6 +216,7 @@ def _emit(program: Program, members: Sequence[_Channel]) -> Iterator[bool]:
 class _Stage:
     """A round, compiled: pack, start, copy while messages travel, wait, unpack and combine."""
 
+    name: str = ""
     before: list[Step] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
     meanwhile: list[Step] = field(default_factory=list)
@@ -312,7 +337,7 @@ class _Channel:
     # -- rounds ----------------------------------------------------------------------------------
 
     def _stage(self, step: Round) -> _Stage:
-        stage = _Stage()
+        stage = _Stage(step.stage)
         self.landing_next = self.landing_base
         combining: dict[int, tuple[list[Place], list[Place]]] = {}
         arrived: dict[int, Place] = {}

@@ -45,6 +45,7 @@ class Chosen:
     channels: int
     depth: int
     background: bool | None = None
+    stages: bool = False
 
 
 class _Known:
@@ -319,6 +320,7 @@ class Planner:
         channels: Any = None,
         depth: Any = None,
         background: bool | None = None,
+        stages: bool = False,
         **params: Any,
     ) -> Chosen:
         """Settle algorithm, parameters, engine and channels of a call, from what all ranks know."""
@@ -353,7 +355,7 @@ class Planner:
         for what, value, most in (("channels", channels, 1 << 16), ("depth", depth, TAGS_PER_PLAN)):
             if not isinstance(value, int | np.integer) or not 1 <= value <= most:
                 raise ArgumentError(f"{what} must be an integer in 1..{most}, not {value!r}")
-        return Chosen(entry, resolved, engine, channels, min(depth, channels), background)
+        return Chosen(entry, resolved, engine, channels, min(depth, channels), background, bool(stages))
 
     def _is_direct(self, entry: Algorithm, params: Params) -> bool:
         """Whether every part goes straight from its source to its target."""
@@ -381,7 +383,7 @@ class Planner:
             (name_of(operation.op), operation.commutative) if operation else (),
             chosen.algorithm.name,
             tuple(sorted(chosen.params.items())),
-            (chosen.engine, chosen.channels, chosen.depth),
+            (chosen.engine, chosen.channels, chosen.depth, chosen.stages),
         )
 
     def _build(self, call: Call, chosen: Chosen, tag: int, *, keep: bool = False) -> Plan:
@@ -395,6 +397,7 @@ class Planner:
                 call.extent,
                 channels=chosen.channels,
                 depth=chosen.depth,
+                timed=chosen.stages,
             )
             facts = {
                 "algorithm": chosen.algorithm.name,

@@ -25,7 +25,7 @@ from mpi4py import MPI
 from .buffers import Buffer
 from .errors import ArgumentError, MpicollError, TimeoutExpired
 from .ops import Operation
-from .plan import LANDING, RECV, SEND, WORK, Combine, Copy, Message, Program, Region, Start, Wait
+from .plan import LANDING, RECV, SEND, WORK, Combine, Copy, Mark, Message, Program, Region, Start, Wait
 
 try:
     from . import _runner
@@ -40,7 +40,7 @@ else:
 
 ENGINES = ("native", "python")
 GAVE_UP, PLAN_IS_BROKEN, PLAN_IS_BUSY = -1, -2, -3  # as in _runner.h, and so are the steps:
-START, WAIT, KERNEL_STEP, MPI_STEP, COPY = range(5)
+START, WAIT, KERNEL_STEP, MPI_STEP, COPY, MARK = range(6)
 Array = npt.NDArray[Any]
 
 
@@ -282,6 +282,18 @@ class Plan:
         """Look for news from other ranks (called now and then while something is not complete)."""
         self.environment.idle()
 
+    def stage_seconds(self) -> dict[str, float]:
+        """What the last run spent on each stage on this rank, in seconds, waiting for others included.
+
+        Stages are in the order in which they begin. Empty for a plan that was built without ``stages=True``.
+        """
+        seconds: dict[str, float] = {}
+        if self.program.timed:
+            passed = np.diff(self._bound.memory.times) * 1e-9
+            for stage, took in zip(self.program.stages, passed.tolist(), strict=True):
+                seconds[stage] = seconds.get(stage, 0.0) + took
+        return seconds
+
     def describe(self) -> str:
         """What this plan is, and where it stands."""
         return self._watch.describe(self._engine.position if self.active else None)
@@ -357,6 +369,7 @@ class Memory:
                 scratch.view(np.uint8)[...] = 0
         self.bytes: list[Array] = [a.view(np.uint8) if a.size else a for a in self.typed]
         self.address = [a.__array_interface__["data"][0] for a in self.typed]
+        self.times = np.zeros(len(program.stages) + 1 if program.timed else 0, np.int64)  # [ns], of marks
 
     def raw(self, region: Region) -> Array:
         """A region as bytes."""
@@ -441,6 +454,8 @@ class PythonEngine:
             return list(self.requests[step.first : step.last])
         if isinstance(step, Copy):
             return partial(np.copyto, memory.raw(step.out), memory.raw(step.source))
+        if isinstance(step, Mark):
+            return partial(_note_time, memory.times, step.number)
         assert operation is not None, "a reduction needs an operation"
         left, right, out = (memory.view(r) for r in (step.left, step.right, step.out))
         if operation.ufunc is not None:
@@ -472,6 +487,10 @@ class PythonEngine:
     def _trace(self, requests: list[MPI.Prequest]) -> None:
         self.watch.trace(self.position)
         MPI.Prequest.Startall(requests)
+
+
+def _note_time(times: Array, number: int) -> None:
+    times[number] = time.monotonic_ns()
 
 
 def _bind_native(watch: Watch, bound: Bound, operation: Operation | None) -> Any:
@@ -513,6 +532,8 @@ def _lower(step: Any, memory: Memory, kernel: int | None) -> list[int]:
         return [WAIT, step.first, step.last, 0, 0]
     if isinstance(step, Copy):
         return [COPY, memory.at(step.out), memory.at(step.source), 0, step.out.length * memory.extent]
+    if isinstance(step, Mark):
+        return [MARK, memory.times[step.number :].ctypes.data, 0, 0, 0]
     if kernel is not None:
         return [KERNEL_STEP, *(memory.at(r) for r in step), step.out.length]
     rows: list[int] = []

@@ -62,10 +62,15 @@ class Recv:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Messages of one rank that are in flight together."""
+    """Messages of one rank that are in flight together.
+
+    `stage` names the part of a composition that the round belongs to ("inter all-reduce"). It changes
+    nothing; times are added up by it.
+    """
 
     sends: tuple[Send, ...] = ()
     recvs: tuple[Recv, ...] = ()
+    stage: str = ""
 
 
 Schedule = Iterator[Round]

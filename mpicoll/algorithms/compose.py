@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from ..schedule import (
     Recv,
@@ -48,6 +49,7 @@ def embed(
         yield Round(
             tuple(Send(ranks[m.peer], outer(m.windows)) for m in step.sends),
             tuple(Recv(ranks[m.peer], outer(m.windows), m.side) for m in step.recvs),
+            step.stage,
         )
 
 
@@ -61,6 +63,7 @@ def mirror(rounds: Iterable[Round], side: Side | None = Side.RIGHT) -> Schedule:
         yield Round(
             tuple(Send(m.peer, m.windows) for m in step.recvs),
             tuple(Recv(m.peer, m.windows, side) for m in step.sends),
+            step.stage,
         )
 
 
@@ -75,7 +78,15 @@ def only_new(rounds: Iterable[Round], rank: int, blocks: int, held: Callable[[in
         sends = [Send(m.peer, new(m.peer, m.windows)) for m in step.sends]
         recvs = [Recv(m.peer, new(rank, m.windows)) for m in step.recvs]
         if any(m.windows for m in sends) or any(m.windows for m in recvs):
-            yield Round(tuple(m for m in sends if m.windows), tuple(m for m in recvs if m.windows))
+            yield Round(
+                tuple(m for m in sends if m.windows), tuple(m for m in recvs if m.windows), step.stage
+            )
+
+
+def staged(stage: str, rounds: Iterable[Round]) -> Schedule:
+    """The same rounds, as a stage of a composition."""
+    for step in rounds:
+        yield replace(step, stage=stage)
 
 
 def folded(

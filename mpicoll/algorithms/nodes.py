@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from ..partition import block_length, block_offset
 from ..registry import Params, get, needs_nodes
 from ..schedule import Schedule, Window, Windows, merged
-from .compose import embed
+from .compose import embed, staged
 
 Nodes = tuple[tuple[int, ...], ...]
 
@@ -93,7 +93,8 @@ def nested(
         start, length = block_offset(cut, per_part, piece), block_length(cut, per_part, piece)
         return merged(Window(outer * cut + start, length) for outer in parts(part))
 
-    yield from embed(entry.schedule(ranks.index(rank), len(ranks), params), ranks, blocks, place)
+    inner = embed(entry.schedule(ranks.index(rank), len(ranks), params), ranks, blocks, place)
+    yield from staged(str(entry), inner)
 
 
 # -- what a composition is made of, and what follows from it --

@@ -386,3 +386,29 @@ def test_persistent_forms_run_again_and_again(engine: str) -> None:
             np.testing.assert_array_equal(found, expected, name)
     for plan in plans.values():
         plan.Free()
+
+
+@both_engines
+def test_stage_times_add_up_to_the_whole_call(engine: str) -> None:
+    comm, count = world(engine), 40_000
+    x, y = values(RANK, count), np.empty(count, "f")
+    nodes = tuple(rank % 2 for rank in range(SIZE))
+    plan = comm.Allreduce_init(x, y, algorithm="two_level", nodes=nodes, channels=3, depth=2, stages=True)
+    for _ in range(2):
+        began = time.monotonic_ns()
+        plan.run()
+        whole = (time.monotonic_ns() - began) * 1e-9
+        seconds = plan.stage_seconds()
+        assert all(took > 0 for took in seconds.values())
+        assert sum(seconds.values()) <= whole
+    assert set(seconds) == {step.stage or "all" for step in _rounds("two_level", nodes)}
+    plan.Free()
+    plan = comm.Allreduce_init(x, y, algorithm="two_level", nodes=nodes)
+    plan.run()
+    assert plan.stage_seconds() == {}
+    plan.Free()
+
+
+def _rounds(name: str, nodes: tuple[int, ...]) -> list[mpicoll.Round]:
+    """The rounds of this rank; where it has none, one without messages."""
+    return [*mpicoll.get("allreduce", name).schedule(RANK, SIZE, {"nodes": nodes})] or [mpicoll.Round()]

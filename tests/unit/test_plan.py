@@ -21,6 +21,7 @@ from mpicoll.plan import (
     Combine,
     Copy,
     Layout,
+    Mark,
     Start,
     compile_program,
     vector_layout,
@@ -219,3 +220,32 @@ def test_offsets_beyond_four_gigabytes_are_exact() -> None:
     regions = [m.region for m in program.messages]
     assert max(r.offset + r.length for r in regions) == count
     assert sum(r.length for r in regions if r.space == RECV) > 2**32
+
+
+def test_marks_stand_where_the_stage_changes_and_only_where_times_are_wanted() -> None:
+    entry = mpicoll.get("allreduce", "two_level")
+    params = entry.resolve(4, {"nodes": (0, 0, 1, 1)})
+    stripes = {"channels": 3, "depth": 2}
+    plain = compile_program(entry, 0, 4, params, vector_layout(60), 8, **stripes)
+    timed = compile_program(entry, 0, 4, params, vector_layout(60), 8, timed=True, **stripes)
+    marks = [step.number for step in timed.steps if isinstance(step, Mark)]
+    assert [step for step in timed.steps if not isinstance(step, Mark)] == plain.steps
+    assert isinstance(timed.steps[0], Mark)
+    assert isinstance(timed.steps[-1], Mark)
+    assert marks == list(range(len(timed.stages) + 1))
+    names = {step.stage for step in entry.schedule(0, 4, params)}
+    assert set(timed.stages) == names
+    assert len(names) == 3
+    # Each of the steps between two marks belongs to a round of the stage that the first one begins.
+    by_round = [step.stage for step in entry.schedule(0, 4, params)]
+    stage = ""
+    for step, (_, number) in zip(timed.steps, timed.places, strict=True):
+        if isinstance(step, Mark):
+            stage = [*timed.stages, "over"][step.number]
+        else:
+            assert by_round[number] == stage
+
+
+def test_a_schedule_without_stages_is_timed_as_one() -> None:
+    program = compile_program(mpicoll.get("allreduce", "ring"), 1, 3, {}, vector_layout(9), 8, timed=True)
+    assert program.stages == ["all"]
