@@ -30,8 +30,9 @@ from .schedule import Recv, Round, Send, Side, Window
 if TYPE_CHECKING:
     from .comm import Comm
     from .mesh import Mesh
+    from .native import native_status
     from .requests import Request
-    from .runner import Plan, native_status
+    from .runner import Plan
 
 __version__ = "0.1.0"
 _with_mpi = {
@@ -39,7 +40,7 @@ _with_mpi = {
     "Mesh": "mesh",
     "Plan": "runner",
     "Request": "requests",
-    "native_status": "runner",
+    "native_status": "native",
 }
 
 

@@ -17,6 +17,7 @@ from mpi4py import MPI
 
 from .buffers import PAIRS, Buffer
 from .errors import ArgumentError
+from .plan import LANDING, Combine, Copy
 
 _REAL = "sum prod max min"
 _LOGICAL = "land lor lxor"
@@ -102,3 +103,16 @@ def _tag(dtype: np.dtype[Any]) -> str:
     """The type's name in `_runner.c`."""
     special = {"g": "fg", "F": "c4", "D": "c8", "G": "cg", "?": "u1"}
     return special.get(dtype.char) or f"{dtype.kind}{dtype.itemsize}"
+
+
+def local_reduction(step: Combine) -> list[Copy | Combine]:
+    """Three-operand combine by MPI_Reduce_local, which knows only ``inout = in ⊕ inout``.
+
+    A landing region may be overwritten, a user's buffer other than the result may not.
+    """
+    out, left, right = step
+    if right == out:
+        return [step]
+    if right.space == LANDING:
+        return [Combine(right, left, right), Copy(out, right)]
+    return [Copy(out, right), Combine(out, left, out)]

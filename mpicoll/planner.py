@@ -7,8 +7,6 @@ travel, so that they never meet the user's.
 from __future__ import annotations
 
 import os
-import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,20 +15,21 @@ import numpy as np
 from mpi4py import MPI
 
 from .agree import Agreement
+from .cache import Cache
 from .calls import Call
 from .errors import ArgumentError, Unsupported
+from .native import native_status
 from .ops import name_of
 from .plan import compile_program
 from .registry import Algorithm, Params, get
 from .registry import algorithms as registered
 from .requests import LANES, Request
-from .runner import Environment, Plan, check_background, check_engine, native_status
+from .runner import Plan, check_background, check_engine
 from .schedule import blocks_of
 from .select import choose, default_channels
 from .topology import placement
+from .watch import Environment
 
-PLAN_CACHE = 128  # plans kept per communicator; each holds requests, and scratch:
-SCRATCH_CACHE = 256 << 20  # bytes of it in all
 TAGS_PER_PLAN = 16  # the deepest channel rotation
 Maker = Callable[..., Call]
 
@@ -46,35 +45,6 @@ class Chosen:
     depth: int
     background: bool | None = None
     stages: bool = False
-
-
-class _Known:
-    """A call whose very arguments were used before, and may be recognised by their identity.
-
-    While the arrays live, their ids are theirs (a weak reference removes the entry when one dies); while
-    the entry lives, so do its other arguments. `fits` tells whether the arrays are still what they were.
-    """
-
-    __slots__ = ("others", "plan", "references", "run", "seen")
-
-    def __init__(self, plan: Plan, buffers: tuple[Any, ...], others: Any, forget: Any) -> None:
-        self.plan, self.run, self.others = plan, plan.run, others
-        arrays = [b for b in buffers if type(b) is np.ndarray]
-        self.seen = [
-            (b.nbytes, b.dtype, b.flags.writeable) if type(b) is np.ndarray else None for b in buffers
-        ]
-        self.references = [weakref.ref(array, forget) for array in arrays]
-
-    def fits(self, send: Any, recv: Any) -> bool:
-        """Whether the arrays are as before: one can be resized, given another type, or made read-only."""
-        first, second = self.seen
-        if first is not None and not (
-            send.nbytes == first[0] and send.dtype is first[1] and send.flags.writeable == first[2]
-        ):
-            return False
-        return second is None or (
-            recv.nbytes == second[0] and recv.dtype is second[1] and recv.flags.writeable == second[2]
-        )
 
 
 def _timeout() -> float | None:
@@ -107,8 +77,7 @@ class Planner:
         self.agreement.timeout = self.environment.timeout
         self.engine = self._agree_on_engine(engine)
         self.check_always = bool(os.environ.get("MPICOLL_CHECK"))
-        self.plans: OrderedDict[Hashable, Plan] = OrderedDict()
-        self.known: dict[Hashable, _Known] = {}
+        self.cache = Cache()
         self.direct: dict[Hashable, bool] = {}
         self.sequence = self.later_calls = 0
         self.lanes: list[Request | None] = [None] * LANES
@@ -142,13 +111,9 @@ class Planner:
             self.run_anew(make, send, recv, others, options)
             return
         agreement.calls += 1
-        key: Hashable = (make, id(send), id(recv), *map(id, others), *options.items())
-        try:
-            known = self.known.get(key)
-        except TypeError:  # an option that cannot be hashed, such as a list
-            known = key = None
-        if known is None or not known.fits(send, recv):
-            self._run_plan(make, send, recv, others, options, key)
+        known = self.cache.recall(make, send, recv, others, options)
+        if known is None:
+            self._run_plan(make, send, recv, others, options, remember=True)
         else:
             known.run()
 
@@ -157,10 +122,17 @@ class Planner:
     ) -> None:
         """A blocking call whose arguments' identity says nothing, such as a list of counts."""
         self.agreement.begin()
-        self._run_plan(make, send, recv, others, options, None)
+        self._run_plan(make, send, recv, others, options, remember=False)
 
     def _run_plan(
-        self, make: Maker, send: Any, recv: Any, others: tuple[Any, ...], options: Any, key: Hashable
+        self,
+        make: Maker,
+        send: Any,
+        recv: Any,
+        others: tuple[Any, ...],
+        options: Any,
+        *,
+        remember: bool,
     ) -> None:
         call, chosen, signature = self._prepare(make, (send, recv, *others), options)
         if not call.reusable:
@@ -169,26 +141,13 @@ class Planner:
             plan.Free()
             return
         where = self._key(call, signature)
-        cached = self.plans.get(where)
+        cached = self.cache.plans.get(where)
         if cached is None:
             cached = self._build(call, chosen, tag=0)
-            self._keep(where, cached)
-        if key is not None:
-            self._remember(key, (send, recv), others, cached)
+            self.cache.keep(where, cached)
+        if remember:
+            self.cache.remember(make, (send, recv), others, options, cached)
         cached.run()
-
-    def _remember(self, key: Hashable, buffers: tuple[Any, ...], others: Any, plan: Plan) -> None:
-        """Note the arguments of a call if they are arrays (or none), whose identity can be trusted."""
-        if not all(b is None or b is MPI.IN_PLACE or type(b) is np.ndarray for b in buffers):
-            return
-        if len(self.known) >= 4 * PLAN_CACHE:
-            self.known.clear()
-        known = self.known
-
-        def forget(_: Any) -> None:
-            known.pop(key, None)
-
-        known[key] = _Known(plan, buffers, others, forget)
 
     def persistent(self, make: Maker, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> Plan:
         """The plan of a persistent call. All ranks make these in the same order: so tags agree."""
@@ -209,18 +168,10 @@ class Planner:
         self.agreement.begin()
         lane = self.later_calls % LANES
         self.later_calls += 1
-        way: Hashable = (lane, make, *map(id, arguments), *options.items())
-        try:
-            known = self.known.get(way)
-        except TypeError:  # an option that cannot be hashed
-            known = way = None
-        if (
-            known is not None
-            and known.fits(*arguments[:2])
-            and not known.plan.users
-            and not self.check_always
-        ):
-            return self._request(known.plan, lane, arguments[:2])
+        send, recv, *others = arguments
+        known = self.cache.recall((lane, make), send, recv, others, options)
+        if known is not None and not known.plan.users and not self.check_always:
+            return self._request(known.plan, lane, (send, recv))
         try:
             call = make(self.comm, *arguments)
             chosen = self._choose(call, **options)
@@ -235,13 +186,13 @@ class Planner:
         if self.check_always:
             self.agreement.settle(signature)
         key = self._key(call, signature), lane, chosen.background
-        plan = self.plans.get(key) if call.reusable else None
+        plan = self.cache.plans.get(key) if call.reusable else None
         if plan is None or plan.users:  # (the plan of an unfinished call cannot be started again)
             plan = self._build(call, chosen, tag=TAGS_PER_PLAN * (1 + lane))
             if call.reusable:
-                self._keep(key, plan)
-        if call.reusable and way is not None and not any(isinstance(o, list | tuple) for o in arguments):
-            self._remember(way, arguments[:2], arguments[2:], plan)
+                self.cache.keep(key, plan)
+        if call.reusable and not any(isinstance(o, list | tuple) for o in others):
+            self.cache.remember((lane, make), (send, recv), others, options, plan)
         return self._request(plan, lane, (call.send, call.recv))
 
     def _request(self, plan: Plan, lane: int, owners: object) -> Request:
@@ -259,21 +210,6 @@ class Planner:
             operation and operation.op.handle,
             call.local,
         )
-
-    def _keep(self, key: Hashable, plan: Plan) -> None:
-        """Put a plan into the cache; the oldest ones have to go when it is full."""
-        old = self.plans.pop(key, None)
-        self.plans[key] = plan
-        leaving = [old] if old is not None else []
-        while len(self.plans) > PLAN_CACHE or (
-            len(self.plans) > 1 and sum(p.scratch_bytes for p in self.plans.values()) > SCRATCH_CACHE
-        ):
-            leaving.append(self.plans.popitem(last=False)[1])
-        for plan in leaving:
-            for known in [k for k, v in self.known.items() if v.plan is plan]:
-                del self.known[known]
-            if not plan.users:  # else its request keeps it until it is over
-                plan.Free()
 
     def _prepare(
         self,
@@ -419,11 +355,7 @@ class Planner:
 
     def free_plans(self) -> None:
         """Free the cached plans of blocking calls."""
-        self.known.clear()
-        for plan in self.plans.values():
-            if not plan.users:
-                plan.Free()
-        self.plans.clear()
+        self.cache.clear()
 
     def free(self) -> None:
         """Free the plans and the private communicator. Collective."""

@@ -8,7 +8,7 @@ import numpy as np
 from mpi4py import MPI
 
 import mpicoll
-from mpicoll.runner import native_status
+from mpicoll.native import native_status
 
 WORLD = MPI.COMM_WORLD
 ENGINES = ["python", "native"] if native_status()[0] else ["python"]

@@ -166,13 +166,13 @@ def test_plans_are_cached_bounded_and_freed(engine: str) -> None:
     x, y = np.ones(8), np.zeros(8)
     comm.Allreduce(x, y)
     comm.Allreduce(x, y)
-    assert len(comm._planner.plans) == 1
+    assert len(comm._planner.cache.plans) == 1
     many = [np.ones(8) for _ in range(140)]
     for array in many:
         comm.Allreduce(array, y)
-    assert len(comm._planner.plans) == 128
+    assert len(comm._planner.cache.plans) == 128
     np.testing.assert_array_equal(y, SIZE)
-    plan = next(iter(comm._planner.plans.values()))
+    plan = next(iter(comm._planner.cache.plans.values()))
     comm.Free()
     with pytest.raises(mpicoll.MpicollError, match="freed"):
         plan()

@@ -1,0 +1,104 @@
+"""Programs for the native engine: steps as rows of numbers, and the addresses of MPI's functions."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import weakref
+from array import array
+from typing import Any
+
+from mpi4py import MPI
+
+from .memory import Bound, Memory
+from .ops import Operation, local_reduction
+from .plan import Copy, Mark, Start, Wait
+from .watch import Watch
+
+try:
+    from . import _runner
+except ImportError as error:
+    _native_missing: str = f"mpicoll/_runner is not built ({error}); reinstall mpicoll with a C compiler"
+else:
+    _native_missing = ""
+    # At exit the background thread must end before requests are freed (and MPI is finalized). Exit functions
+    # run in reverse, and the first finalizer of all registers those of all: so one comes before.
+    weakref.finalize(_runner.Program, int)
+    atexit.register(_runner.stop_background)
+
+START, WAIT, KERNEL_STEP, MPI_STEP, COPY, MARK = range(6)  # the steps, as in _runner.h
+
+
+def native_status() -> tuple[bool, str]:
+    """Whether the native engine can run here, and if not, why."""
+    if _native_missing:
+        return False, _native_missing
+    try:
+        _mpi_functions()
+    except (OSError, AttributeError) as error:
+        return False, f"MPI's functions cannot be found in the library that mpi4py loaded: {error}"
+    return True, "available"
+
+
+def _mpi_functions() -> dict[str, int]:
+    """Addresses of the MPI functions in the library that mpi4py is linked with."""
+    library = ctypes.CDLL(MPI.__file__)
+    return {
+        name: ctypes.cast(getattr(library, f"MPI_{name.capitalize()}"), ctypes.c_void_p).value or 0
+        for name in ("startall", "testall", "reduce_local")
+    }
+
+
+_functions: dict[str, int] = {}
+
+
+def bind_native(watch: Watch, bound: Bound, operation: Operation | None) -> Any:
+    """Hand a program to `_runner.c`: steps as rows of five int64, see `step` there."""
+    if not _functions:
+        _functions.update(_mpi_functions())
+    program, memory = watch.program, bound.memory
+    kernel = _runner.kernel(operation.kernel) if operation and operation.kernel else None
+    rows: array[int] = array("q")
+    for number, step in enumerate(program.steps):
+        lowered = _lower(step, memory, kernel)
+        rows.extend(lowered)
+        watch.step_of_row += [number] * (len(lowered) // 5)
+    size = MPI._sizeof(MPI.Request)
+    handles = b"".join(ctypes.string_at(MPI._addressof(r), size) for r in bound.requests)
+    waits = [step.last - step.first for step in program.steps if isinstance(step, Wait)]
+    return _runner.Program(
+        steps=rows,
+        requests=handles,
+        request_size=size,
+        status_size=MPI._sizeof(MPI.Status),
+        longest_wait=max(waits, default=0),
+        **_functions,
+        combine=kernel or 0,
+        datatype=memory.datatype.handle,
+        operation=operation.op.handle if operation else 0,
+        idle=watch.idle,
+        failure=watch.failure,
+        owner=bound,
+        polite=watch.environment.polite,
+    )
+
+
+def _lower(step: Any, memory: Memory, kernel: int | None) -> list[int]:
+    """A step as one or more rows of int64."""
+    if isinstance(step, Start):
+        return [START, step.first, step.last, 0, 0]
+    if isinstance(step, Wait):
+        return [WAIT, step.first, step.last, 0, 0]
+    if isinstance(step, Copy):
+        return [COPY, memory.at(step.out), memory.at(step.source), 0, step.out.length * memory.extent]
+    if isinstance(step, Mark):
+        return [MARK, memory.times[step.number :].ctypes.data, 0, 0, 0]
+    if kernel is not None:
+        return [KERNEL_STEP, *(memory.at(r) for r in step), step.out.length]
+    rows: list[int] = []
+    for part in local_reduction(step):
+        if isinstance(part, Copy):
+            rows += _lower(part, memory, None)
+        else:
+            rows += [MPI_STEP, memory.at(part.left), memory.at(part.out), memory.extent, part.out.length]
+    return rows
