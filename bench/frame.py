@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 
+from mpicoll.bench import conditions
 from mpicoll.bench.sizes import format_bytes
 from mpicoll.bench.store import StoreError, read_run, whole_part
 
@@ -19,8 +20,6 @@ _WHOLE = (
 )  # fmt: skip
 _FLAGS = ("oversubscribed", "primed", "warmup", "checked")
 _SECONDS = ("seconds", "seconds_min", "skew", "build_seconds", "first_seconds")
-# Conditions that are columns anyway, or that a launch may differ in: the rest makes an environment.
-_NOT_ENVIRONMENT = ("spec", "ranks", "nodes", "ppn", "thread_level")
 
 
 @dataclass(slots=True)
@@ -38,20 +37,45 @@ def dtypes() -> dict[str, str]:
     return {**dict.fromkeys((*_WHOLE, *_FLAGS), "Int64"), **dict.fromkeys(_SECONDS, "float64")}
 
 
-def load(directories: Sequence[Path]) -> Results:
-    """Read result directories. Raises `StoreError` for one that holds none."""
+def find_runs(directories: Sequence[Path]) -> list[Path]:
+    """The run directories (those with a `run.json`) among and beneath some directories, each once.
+
+    A campaign's directory is one that has many beneath it. Raises `StoreError` for a directory without any.
+    """
+    found: dict[Path, None] = {}
+    for directory in directories:
+        here = [directory] if (directory / "run.json").exists() else []
+        runs = here or sorted(path.parent for path in directory.rglob("run.json"))
+        if not runs:
+            raise StoreError(f"{directory} holds no result (no run.json in it or beneath it)")
+        found |= dict.fromkeys(runs)
+    return list(found)
+
+
+def load(directories: Sequence[Path], *, across: bool = False) -> Results:
+    """Read run directories and campaigns: all samples in one frame, a launch being (`source`, `launch`).
+
+    Results of different machines, libraries, versions or thread levels are refused, as `StoreError` with what
+    differs; `across` allows them, as groups that are never pooled (column `environment`).
+    """
     results = Results(pd.DataFrame(), {}, {})
+    results.runs = {str(directory): read_run(directory) for directory in find_runs(directories)}
+    if not across:
+        conditions.require_poolable(results.runs)
     frames = []
-    for directory in dict.fromkeys(directories):
-        run = read_run(directory)
-        results.runs[str(directory)] = run
-        samples = _read_samples(directory, results.notes)
-        samples["source"] = str(directory)
-        samples["environment"] = _environment(run, results.environments)
+    for source, run in results.runs.items():
+        samples = _read_samples(Path(source), results.notes)
+        if samples.empty:
+            results.notes.append(f"{source} holds no finished case")
+            continue
+        samples["source"] = source
+        samples["environment"] = conditions.label(run, results.environments)
+        for name, describe in (("settings", conditions.settings), ("placement", conditions.placement)):
+            samples[name] = samples["launch"].map({one["launch"]: describe(one) for one in run["launches"]})
         frames.append(samples)
-    samples = pd.concat(frames, ignore_index=True)
-    if samples.empty:
+    if not frames:
         raise StoreError(f"no finished case in {', '.join(map(str, directories))}")
+    samples = pd.concat(frames, ignore_index=True)
     engines = samples["engine"].dropna().unique()
     samples["contender"] = [
         f"{name} ({engine})" if isinstance(engine, str) and len(engines) > 1 else name
@@ -90,20 +114,3 @@ def _read_samples(directory: Path, notes: list[str]) -> pd.DataFrame:
 def _text_columns(content: bytes) -> list[str]:
     header = content.partition(b"\n")[0].decode().split(",")
     return [name for name in header if name not in dtypes()]
-
-
-def _environment(run: dict[str, Any], known: dict[str, dict[str, Any]]) -> str:
-    """The label of a run's environment: the same for equal conditions, and only for those."""
-    identity = {key: value for key, value in run["identity"].items() if key not in _NOT_ENVIRONMENT}
-    for label, other in known.items():
-        if other == identity:
-            return label
-    last = run["launches"][-1]
-    base = (
-        f"{last['mpi']['vendor']}, {identity['cpu_model'] or 'unknown CPU'}, {identity['logical_cpus']} CPUs"
-    )
-    label, number = base, 2
-    while label in known:
-        label, number = f"{base} #{number}", number + 1
-    known[label] = identity
-    return label

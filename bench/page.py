@@ -12,13 +12,13 @@ import pandas as pd
 import vl_convert
 from markupsafe import Markup
 
-from mpicoll.bench.frame import Results
+from mpicoll.bench.sections import Loaded, Section
 from mpicoll.bench.sizes import format_seconds
-from mpicoll.bench.texts import interval_of, number_of, text_of, time_of
+from mpicoll.bench.texts import number_of, text_of, time_of
 
 _TEMPLATES = Path(__file__).with_name("templates")
 _SUMMARY_COLUMNS = (
-    "contender", "size", "median", "median_low", "median_high", "p10", "p90",
+    "collective", "ranks", "contender", "size", "median", "median_low", "median_high", "p10", "p90",
     "min", "skew", "first_seconds", "build_seconds", "samples", "launches", "outliers",
     "ratio", "ratio_low", "ratio_high", "verdict", "algbw", "busbw", "rounds",
     "channels", "depth", "params", "status", "reason",
@@ -36,50 +36,33 @@ _AS_TIME = {
 }
 
 
-def write(
-    path: Path,
-    results: Results,
-    summary: pd.DataFrame,
-    sections: list[dict[str, Any]],
-    warnings: list[str],
-) -> None:
+def write(path: Path, data: Loaded, sections: list[Section], warnings: list[str]) -> None:
     """Render the page."""
     loader = jinja2.FileSystemLoader(_TEMPLATES)
     environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined,
                                      trim_blocks=True, lstrip_blocks=True)  # fmt: skip
     environment.filters |= {"time": time_of, "number": number_of, "text": text_of}
-    environment.globals |= {"interval": interval_of}
+    specs = {
+        f"{part.slug}-{name}": as_json(chart)
+        for section in sections
+        for part in section.walk()
+        for name, chart in part.charts.items()
+    }
     text = environment.get_template("report.html.j2").render(
-        sections=[_section(section, summary) for section in sections],
+        sections=sections,
+        specs=specs,
         warnings=warnings,
-        launches=[
-            (Path(name), run, launch) for name, run in results.runs.items() for launch in run["launches"]
-        ],
-        environments=list(results.environments),
-        cases=sum(section["table"].shape[0] for section in sections),
-        samples=len(results.samples),
+        launches=[(Path(source), launch) for source, launch in data.launches()],
+        environments=list(data.results.environments),
+        samples=len(data.samples),
         columns=_SUMMARY_COLUMNS,
+        rows=[
+            {name: _cell(name, row[name]) for name in _SUMMARY_COLUMNS if name in row}
+            for row in data.summary.to_dict("records")
+        ],
         script=program(),
     )
     path.write_text(text, encoding="utf-8")
-
-
-def _section(section: dict[str, Any], summary: pd.DataFrame) -> dict[str, Any]:
-    """A section with its charts as JSON and its rows as texts."""
-    key = section["key"]
-    mask = pd.Series(True, index=summary.index)
-    for name, value in key.items():
-        mask &= summary[name].isna() if pd.isna(value) else summary[name].eq(value)
-    rows = [
-        {name: _cell(name, row[name]) for name in _SUMMARY_COLUMNS if name in row}
-        for row in summary[mask].to_dict("records")
-    ]
-    return {
-        **section,
-        "winners": section["table"].to_dict("records"),
-        "rows": rows,
-        "specs": {name: as_json(chart) for name, chart in section["charts"].items()},
-    }
 
 
 def _cell(name: str, value: Any) -> str:

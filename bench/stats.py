@@ -16,7 +16,8 @@ from scipy import stats
 from mpicoll.collectives import collective
 
 PANEL = [
-    "environment", "thread_level", "ranks", "nodes", "ppn", "oversubscribed", "collective",
+    "environment", "settings", "thread_level", "ranks", "nodes", "ppn", "placement", "oversubscribed",
+    "collective",
     "dtype", "op", "root", "buffer", "cache", "sync",
 ]  # fmt: skip
 CELL = [*PANEL, "count", "msg_bytes", "total_bytes", "size", "primed"]

@@ -181,11 +181,39 @@ def test_different_libraries_are_never_pooled(tmp_path):
     a = write_result(tmp_path / "a", {"builtin": {4: 1e-6}, "ring": {4: 2e-6}})
     b = write_result(tmp_path / "b", {"builtin": {4: 9e-6}, "ring": {4: 3e-6}}, seed=2,
                      run={"identity": identity("Other MPI")})  # fmt: skip
-    results = load([a, b])
+    with pytest.raises(StoreError, match=r"MPI library: Test MPI 1.0 in .*a; Other MPI in .*b\n.*--across"):
+        load([a, b])
+    results = load([a, b], across=True)
     assert len(results.environments) == 2
     found = summarise(results.samples)
     assert len(found) == 4
     assert list(found[found["contender"] == "ring"]["verdict"]) == ["slower", "faster"]
+
+
+def test_a_difference_deep_in_a_description_is_seen_and_named(tmp_path):
+    for name, device in (("a", "ucx"), ("b", "ofi")):
+        write_result(tmp_path / name, TIMES, run={"identity": identity(f"MPICH 5\nDevice: {device}")})
+    with pytest.raises(StoreError, match="Device: ucx in .*; Device: ofi in"):
+        load([tmp_path])
+
+
+def test_a_campaign_is_all_runs_beneath_it(tmp_path):
+    """A launch is a run directory and a number; what a campaign varies makes groups, and is not refused."""
+    for number in range(3):
+        write_result(tmp_path / "launches" / f"l{number}", TIMES, seed=number)
+    tuned = {"launches": [launch(environment={"MPIR_CVAR_A": "1"})]}
+    write_result(tmp_path / "launches" / "tuned", TIMES, run=tuned)
+    (tmp_path / "campaign.json").write_text("{}")
+    results = load([tmp_path, tmp_path / "launches" / "l0"])
+    assert len(results.runs) == 4
+    found = summarise(results.samples)
+    assert found.groupby("settings")["launches"].max().to_dict() == {"MPIR_X=1": 3, "MPIR_CVAR_A=1": 1}
+
+
+def test_a_run_cut_off_before_its_first_case_is_noted(tmp_path):
+    write_result(tmp_path / "a", TIMES)
+    write_result(tmp_path / "b", {})
+    assert "holds no finished case" in load([tmp_path]).notes[0]
 
 
 def test_equal_conditions_are_one_environment_with_several_launches(tmp_path):
