@@ -193,7 +193,7 @@ def test_different_libraries_are_never_pooled(tmp_path):
 def test_a_difference_deep_in_a_description_is_seen_and_named(tmp_path):
     for name, device in (("a", "ucx"), ("b", "ofi")):
         write_result(tmp_path / name, TIMES, run={"identity": identity(f"MPICH 5\nDevice: {device}")})
-    with pytest.raises(StoreError, match="Device: ucx in .*; Device: ofi in"):
+    with pytest.raises(StoreError, match=r"Device: ucx in .*; Device: ofi in"):
         load([tmp_path])
 
 
