@@ -47,7 +47,7 @@ def summary_line(case: Case, rows: Sequence[Row]) -> str:
 class Progress:
     """Shown by rank 0; silent elsewhere."""
 
-    def __init__(self, total: int, done: int, *, first: bool):
+    def __init__(self, total: int, done: int, *, first: bool, unit: str = "case"):
         self.total, self.done, self.first = total, done, first
         self.started = time.monotonic()
         self._bar: Any = None
@@ -56,7 +56,7 @@ class Progress:
                 from tqdm import tqdm
             except ImportError:  # a nicety of the report extra
                 return
-            self._bar = tqdm(total=total, initial=done, unit="case", dynamic_ncols=True)
+            self._bar = tqdm(total=total, initial=done, unit=unit, dynamic_ncols=True)
 
     def case(self, line: str) -> None:
         """A case is finished."""

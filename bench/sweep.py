@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from mpicoll import registry
 from mpicoll.bench.arguments import add_load, load
@@ -60,12 +61,31 @@ def add_parser(verbs: Any) -> None:
     parser.set_defaults(func=run)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Carry out a sweep: every rank calls this."""
+class _Raising(argparse.ArgumentParser):
+    """Says what is wrong to its caller instead of to the user."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ArgumentError(message)
+
+
+def check_arguments(argv: Sequence[str]) -> None:
+    """Raise `ArgumentError` if the arguments (without the verb) are none that a sweep would take."""
+    parser = _Raising(prog="mpicoll")
+    add_parser(parser.add_subparsers(parser_class=_Raising))
+    spec_of(parser.parse_args(["sweep", *argv]))
+
+
+def spec_of(args: argparse.Namespace) -> Spec:
+    """What a command line asks for. Raises `ArgumentError` for a bad value."""
     flags = {key: getattr(args, key) for key in Spec.__dataclass_fields__}
     if flags["engine"] == "both":
         flags["engine"] = "native,python"
-    spec = make_spec(flags, args.spec)
+    return make_spec(flags, args.spec)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry out a sweep: every rank calls this."""
+    spec = spec_of(args)
     if args.resume and args.output is None:
         raise ArgumentError("--resume needs -o DIR: which result is to be continued?")
     load(args.load)

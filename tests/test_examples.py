@@ -22,8 +22,11 @@ EXAMPLES = {
     "my_allreduce.py": "ran on {n} ranks: equal to NumPy's sum",
     "quickstart.py": "on {n} ranks",
 }
-# Examples that are no programs, and the README command that uses them.
-USED = {"sweep.toml": "mpicoll sweep examples/sweep.toml"}
+# Examples that are no programs, and the command of the README or of a page in docs that uses them.
+USED = {
+    "campaign.toml": "mpicoll launch examples/campaign.toml",
+    "sweep.toml": "mpicoll sweep examples/sweep.toml",
+}
 
 # Blocks that begin like this are not run here, because of the installs in them or because they run these very
 # tests; what checks them instead:
@@ -47,8 +50,10 @@ def shell(command: str, directory: Path, timeout: float) -> subprocess.Completed
 def test_all_examples_are_listed() -> None:
     files = {p.name for p in (ROOT / "examples").iterdir() if p.name != "__pycache__"}
     assert files == EXAMPLES.keys() | USED.keys()
+    pages = [page.read_text(encoding="utf-8") for page in (ROOT / "docs").glob("*.md")]
+    blocks = SHELL + [b for page in pages for b in re.findall(r"^```shell\n(.*?)^```$", page, re.M | re.S)]
     for name, command in USED.items():
-        assert any(command in block and not elsewhere(block) for block in SHELL), name
+        assert any(command in block and not elsewhere(block) for block in blocks), name
 
 
 def test_every_exception_is_in_the_readme() -> None:
