@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -103,11 +104,13 @@ class Case:
     root: int
     count: int
     ranks: int
+    cache: str = "warm"  # or "cold": the buffers are in no cache when a call begins
 
     @property
     def key(self) -> str:
         """Identifies the case within a result."""
-        return f"{self.collective}/{self.dtype}/{self.op or '-'}/{self.root}/{self.count}"
+        cold = "" if self.cache == "warm" else f"/{self.cache}"
+        return f"{self.collective}/{self.dtype}/{self.op or '-'}/{self.root}/{self.count}{cold}"
 
     @property
     def part_bytes(self) -> int:
@@ -126,7 +129,7 @@ class Case:
 
 
 def expand(spec: Spec, ranks: int) -> list[Case]:
-    """All cases of a spec, in order of collective, dtype, operation and size.
+    """All cases of a spec, in order of collective, dtype, operation, size and cache.
 
     Sizes mean `msg_bytes` and are rounded down to whole elements of every rank, but not to none.
     """
@@ -142,10 +145,10 @@ def expand(spec: Spec, ranks: int) -> list[Case]:
             for op in spec.op if promise.reduces else ("",):
                 if op and op not in data.FOLDS:
                     raise ArgumentError(f"unknown operation {op!r}; known: {', '.join(data.FOLDS)}")
-                for nbytes in spec.sizes:
+                for nbytes, cache in product(spec.sizes, spec.cache):
                     count = max(nbytes // unit, 1 if nbytes else 0)
                     root = spec.root if promise.rooted else 0
-                    cases[Case(name, str(_dtype(dtype)), op, root, count, ranks)] = None
+                    cases[Case(name, str(_dtype(dtype)), op, root, count, ranks, cache)] = None
     return list(cases)
 
 

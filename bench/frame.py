@@ -12,14 +12,14 @@ import pandas as pd
 
 from mpicoll.bench import conditions
 from mpicoll.bench.sizes import format_bytes
-from mpicoll.bench.store import StoreError, read_run, whole_part
+from mpicoll.bench.store import ADDED, StoreError, read_run, whole_part
 
 _WHOLE = (
-    "launch", "case", "case_rows", "order", "channels", "depth", "rounds", "root", "ranks",
+    "launch", "case", "pass", "case_rows", "order", "batch", "channels", "depth", "rounds", "root", "ranks",
     "nodes", "ppn", "count", "msg_bytes", "total_bytes", "iteration", "slowest_rank",
 )  # fmt: skip
-_FLAGS = ("oversubscribed", "primed", "warmup", "checked")
-_SECONDS = ("seconds", "seconds_min", "skew", "build_seconds", "first_seconds")
+_FLAGS = ("oversubscribed", "primed", "warmup", "late", "checked")
+_SECONDS = ("seconds", "seconds_min", "skew", "start_skew", "build_seconds", "first_seconds")
 
 
 @dataclass(slots=True)
@@ -104,6 +104,8 @@ def _read_samples(directory: Path, notes: list[str]) -> pd.DataFrame:
         keep_default_na=False,
         na_values={name: [""] for name in _text_columns(content) + list(kinds)},
     )
+    for name in [name for name in ADDED if name not in frame]:  # written before there were these columns
+        frame[name] = pd.Series([ADDED[name]] * len(frame), dtype=kinds.get(name, "object"))
     for name in _FLAGS:
         frame[name] = frame[name].astype("boolean")
     for name in _text_columns(content):

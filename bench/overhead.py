@@ -21,6 +21,7 @@ EXPLAINED = {
     "timer_resolution": "smallest step of the clock",
     "timer_call": "reading the clock once: part of every measured time",
     "empty_call": "calling a Python function that does nothing, timer included",
+    "builtin_empty_call": "MPI's Allreduce of nothing through mpi4py on one rank: the least a call costs",
     "builtin_call": "MPI's Allreduce of 4 B through mpi4py on one rank: call and copy, no message",
     "persistent_call": "the same by MPI's persistent request",
     "empty_plan": "a plan without rounds on one rank: what a call of ours costs at least",
@@ -57,8 +58,10 @@ def _single_calls() -> Iterator[tuple[str, str, Callable[[], Any]]]:
     import mpicoll
 
     send, recv = np.ones(1, np.float32), np.zeros(1, np.float32)
+    nothing, nowhere = np.ones(0, np.float32), np.zeros(0, np.float32)
     alone = MPI.COMM_SELF
     yield "empty_call", "", lambda: None
+    yield "builtin_empty_call", "", lambda: alone.Allreduce(nothing, nowhere, MPI.SUM)
     yield "builtin_call", "", lambda: alone.Allreduce(send, recv, MPI.SUM)
     request = alone.Allreduce_init(send, recv, MPI.SUM)
 
@@ -110,9 +113,9 @@ def _rounds(world: World) -> list[tuple[str, str, float, int]]:
     barrier = own.Barrier_init()
     calls = [plan.run for plan in plans]
     start = clock()
-    measure(calls, barrier.run, orders(len(calls), 2, 0), prime=False)
+    measure([calls], barrier.run, orders(len(calls), 2, 0), prime=False)
     iterations = max(5, min(500, int(_BUDGET / world.largest((clock() - start) / 2))))
-    seconds = measure(calls, barrier.run, orders(len(calls), iterations, 1), prime=True)
+    seconds = measure([calls], barrier.run, orders(len(calls), iterations, 1), prime=True).seconds
     medians = [statistics.median(column) for column in seconds.T.tolist()]
     for plan in (*plans, barrier):
         plan.free()

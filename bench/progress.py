@@ -26,7 +26,7 @@ def summary_line(case: Case, rows: Sequence[Row]) -> str:
     """One case in one line: the fastest own contender against the builtin."""
     times: dict[str, list[float]] = {}
     for row in rows:
-        if row["status"] == "ok" and not row["warmup"]:
+        if row["status"] == "ok" and not row["warmup"] and not row.get("late"):
             times.setdefault(name_of(row), []).append(row["seconds"])
     medians = {name: statistics.median(values) for name, values in times.items()}
     title = f"{collective(case.collective).title} {case.dtype} {case.op} {format_bytes(case.msg_bytes)}"
@@ -58,12 +58,13 @@ class Progress:
                 return
             self._bar = tqdm(total=total, initial=done, unit=unit, dynamic_ncols=True)
 
-    def case(self, line: str) -> None:
-        """A case is finished."""
-        self.done += 1
+    def case(self, line: str, *, again: bool = False) -> None:
+        """A pass of a case is finished; `again` if it was not the first."""
+        self.done += not again
+        line += " (refined)" if again else ""
         if self._bar is not None:
             self._bar.write(line, file=sys.stderr)
-            self._bar.update()
+            self._bar.update(int(not again))
         elif self.first:
             width = len(str(self.total))
             print(f"[{self.done:{width}}/{self.total}] {line}", file=sys.stderr, flush=True)

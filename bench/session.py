@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,17 +13,16 @@ from pathlib import Path
 from mpicoll.bench.cases import Case
 from mpicoll.bench.hazards import find_hazards
 from mpicoll.bench.info import describe
-from mpicoll.bench.measure import Bench, Measured, rows_of
+from mpicoll.bench.measure import Bench, Measured
 from mpicoll.bench.overhead import measure_overheads
+from mpicoll.bench.planning import FINAL, History, Plan, Record, Step
 from mpicoll.bench.progress import Progress, summary_line
+from mpicoll.bench.rows import rows_of
 from mpicoll.bench.sizes import format_seconds
 from mpicoll.bench.spec import Contender, Spec
 from mpicoll.bench.store import Store, require_same
 from mpicoll.bench.world import Refused, Stopped, StopSignals, World
 from mpicoll.errors import MpicollError
-
-# Seconds per byte that a contender's unavoidable calls and proofs take, roughly: kept for large cases.
-_RESERVE = 2e-8
 
 
 class Session:
@@ -34,6 +34,8 @@ class Session:
         self.started = time.monotonic()
         self.store: Store | None = None
         self.launch = 0
+        self.ended = "complete"
+        self.record = Record()  # of all passes, on rank 0
         directory = output or Path("results") / time.strftime("sweep-%Y%m%d-%H%M%S")
         self.directory: Path = world.control.bcast(directory, root=0)
         self.native = self._native()
@@ -65,7 +67,7 @@ class Session:
             **{key: facts[key] for key in ("ranks", "nodes", "ppn")},
             "spec": self.spec.identity(),
         }
-        store = Store(self.directory, resume=self.resume)
+        store = Store(self.directory, resume=self.resume, each=self.record.add)
         if store.run["launches"]:
             require_same(store.run["identity"], identity, self.directory)
         if store.set_aside:
@@ -92,7 +94,7 @@ class Session:
         status = "failed"
         try:
             yield
-            status = "complete"
+            status = self.ended
         except Refused as error:
             status = str(error)
             raise
@@ -106,84 +108,129 @@ class Session:
                 self.store.close()
 
     def run(self, cases: list[Case], contenders: dict[str, list[Contender]]) -> int:
-        """Measure all cases that the record does not hold yet; the exit status."""
+        """Measure what the record does not hold yet; the exit status."""
         world = self.world
-        done = world.control.bcast(self.store.done if self.store else None, root=0)
-        left = [(number, case) for number, case in enumerate(cases) if str(number) not in done]
-        progress = Progress(len(cases), len(cases) - len(left), first=world.first)
+        plan = Plan(self.spec, len(cases), self.record) if world.first else None
+        progress = Progress(len(cases), len(self.record.cases), first=world.first)
         try:
             with self._recorded():
+                self._note_plans(cases)
                 bench = Bench(world, self.spec, self.stop)
                 overheads = measure_overheads(world)
                 if self.store is not None:
                     self.store.run["launches"][-1]["overheads"] = overheads
-                for position, (number, case) in enumerate(left):
-                    rivals = contenders[case.collective]
-                    budget = self._budget([c for _, c in left[position:]], len(rivals))
-                    result = bench.run_case(case, rivals, _seed(self.spec, number), budget)
-                    with world.together(status=1):
-                        self._record(number, case, result, progress)
+                while (step := self._decide(plan)) is not None:
+                    self._pass(bench, step, cases[step.case], contenders, plan, progress)
+                if plan and plan.missing:
+                    self.ended = "time limit"
+                self._note_clocks(bench)
                 self.stop.check(world)
         except Stopped as error:
-            again = f" -o {self.directory}" if self.unnamed else ""
-            again += "" if self.resume else " --resume"
             raise Refused(
                 f"{error} after {progress.done} of {len(cases)} cases, all recorded; continue with\n"
-                f"  mpirun -n {world.size} {shlex.join(['mpicoll', *sys.argv[1:]])}{again}",
+                f"  {self._again()}",
                 error.status,
             ) from None
         finally:
             progress.close()
         return self._finish(len(cases))
 
-    def _budget(self, cases: list[Case], rivals: int) -> float:
-        """Seconds for timing the first of the `cases` left, as rank 0 sees it."""
-        if self.spec.time_limit is None:
-            return self.spec.case_time
-        left = self.spec.time_limit - (time.monotonic() - self.started)
-        if self.spec.check:
-            left -= sum(rivals * case.total_bytes * _RESERVE for case in cases)
-        # A case takes about a quarter more than its budget: warm-up.
-        return max(0.0, min(self.spec.case_time, 0.8 * left / len(cases)))
+    def _decide(self, plan: Plan | None) -> Step | None:
+        """The next pass, as rank 0 decides. Collective."""
+        step = plan.next(time.monotonic() - self.started) if plan else None
+        return self.world.control.bcast(step, root=0)
 
-    def _record(self, number: int, case: Case, result: Measured, progress: Progress) -> None:
-        """Write a finished case, and say so (rank 0)."""
+    def _pass(
+        self,
+        bench: Bench,
+        step: Step,
+        case: Case,
+        contenders: dict[str, list[Contender]],
+        plan: Plan | None,
+        progress: Progress,
+    ) -> None:
+        """Measure and record one pass. Collective."""
+        history = self.record.cases.get(step.case, History())
+        begun = time.monotonic()
+        result = bench.run_case(case, contenders[case.collective], _seed(self.spec, step), step, history)
+        with self.world.together(status=1):
+            self._record(step, case, result, progress)
+        if plan is not None:
+            plan.took(step, time.monotonic() - begun, result.elapsed)
+
+    def _record(self, step: Step, case: Case, result: Measured, progress: Progress) -> None:
+        """Write a finished pass, and say so (rank 0)."""
         if self.store is None:
             return
         world, spec = self.world, self.spec
         common = {
-            "launch": self.launch, "case": number, "collective": case.collective, "buffer": "host",
-            "dtype": case.dtype, "op": case.op or None, "root": case.root, "ranks": world.size,
-            "nodes": world.node_count, "ppn": world.ppn, "oversubscribed": world.oversubscribed,
-            "thread_level": world.thread_level, "count": case.count, "msg_bytes": case.msg_bytes,
-            "total_bytes": case.total_bytes, "cache": "warm",
-            "primed": case.msg_bytes < spec.prime_below, "sync": "dissemination",
+            "launch": self.launch, "case": step.case, "pass": step.number, "collective": case.collective,
+            "buffer": "host", "dtype": case.dtype, "op": case.op or None, "root": case.root,
+            "ranks": world.size, "nodes": world.node_count, "ppn": world.ppn,
+            "oversubscribed": world.oversubscribed, "thread_level": world.thread_level, "count": case.count,
+            "msg_bytes": case.msg_bytes, "total_bytes": case.total_bytes, "cache": case.cache,
+            "primed": case.msg_bytes < spec.prime_below, "sync": spec.sync, "batch": spec.batch,
+            "checked": spec.check,
         }  # fmt: skip
-        rows = rows_of(result, common, spec.check)
-        self.store.run["plans"][str(number)] = {
-            "case": case.key, "iterations": len(result.orders) - result.warmup, "warmup": result.warmup,
-            "stopped_by": result.stopped_by if result.racing else "nothing could run",
-        }  # fmt: skip
+        rows = rows_of(result, common, step.first_iteration)
         self.store.write_case(rows)
+        self._note_plans([case], step.case)
         self.store.write_run()
-        progress.case(summary_line(case, rows))
+        progress.case(summary_line(case, rows), again=step.number > 0)
+
+    def _note_plans(self, cases: list[Case], first: int = 0) -> None:
+        """Say in `run.json` what is known of some cases: all of it follows from the rows (rank 0)."""
+        for number, case in enumerate(cases, start=first):
+            if self.store is not None and number in self.record.cases:
+                facts = {"case": case.key, **self.record.cases[number].facts()}
+                self.store.run["plans"][str(number)] = facts
+
+    def _note_clocks(self, bench: Bench) -> None:
+        """Say in the record how well the clocks were known. Collective."""
+        if bench.window is None:
+            return
+        facts = bench.window.clocks.facts()
+        if self.store is not None:
+            self.store.run["launches"][-1]["clocks"] = facts
+
+    def _again(self) -> str:
+        """The command that continues this sweep."""
+        more = f" -o {self.directory}" if self.unnamed else ""
+        more += "" if self.resume else " --resume"
+        return f"mpirun -n {self.world.size} {shlex.join(['mpicoll', *sys.argv[1:]])}{more}"
 
     def _finish(self, cases: int) -> int:
-        wrong = self.world.control.bcast(self.store.wrong if self.store else None, root=0)
+        """Say what came of it; the exit status."""
+        wrong, missing = self.world.control.bcast(
+            (self.store.wrong, cases - len(self.record.cases)) if self.store else None, root=0
+        )
         if self.world.first:
             took = format_seconds(time.monotonic() - self.started)
-            print(
-                f"{cases} cases in {self.directory} ({took}); next: mpicoll report {self.directory}",
-                flush=True,
-            )
+            print(f"{cases - missing} cases in {self.directory} ({took})", end="; ")
+            print(f"next: mpicoll report {self.directory}")
+            print(_how_well(self.record, self.spec), flush=True)
+            if missing:
+                late = f"the time limit came before {missing} of {cases} cases; continue with"
+                print(f"mpicoll: {late}\n  {self._again()}", file=sys.stderr, flush=True)
             if wrong:
                 print(f"WRONG RESULTS in {wrong} rows, see the column `reason`", file=sys.stderr, flush=True)
-        return 1 if wrong else 0
+        return 1 if wrong or missing else 0
 
 
-def _seed(spec: Spec, number: int) -> int:
-    """Orders of calls differ from case to case."""
-    return spec.seed * 1_000_003 + number
+def _how_well(record: Record, spec: Spec) -> str:
+    """How many cases are known how well, and what ended the others."""
+    ends = Counter(history.stopped_by for history in record.cases.values())
+    words = {"precision": f"all medians within ±{spec.precision:g} % (95 % intervals)"}
+    return "cases ended by " + ", ".join(
+        f"{name}{f' ({words[name]})' if name in words else ''}: {ends[name]}"
+        for name in (*FINAL, "time_limit")
+        if ends[name]
+    )
+
+
+def _seed(spec: Spec, step: Step) -> int:
+    """Orders of calls differ from case to case, and from pass to pass."""
+    return (spec.seed * 1_000_003 + step.case) * 1_009 + step.number
 
 
 def _now() -> str:

@@ -1,7 +1,7 @@
 """What a sweep measures: one frozen `Spec` from flags and a TOML file with the same names.
 
-A *case* is what is measured (collective, dtype, operation, root, size); *contenders* (own algorithms
-on an engine, and MPI's own) are measured against each other within each case.
+A *case* is what is measured (collective, dtype, operation, root, size, state of the caches); *contenders*
+(own algorithms on an engine, and MPI's own) are measured against each other within each case.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ else:
     import tomli as tomllib
 
 THREAD_LEVELS = ("single", "funneled", "serialized", "multiple")
+SYNCS = ("dissemination", "window")
+CACHES = ("warm", "cold")
+ORDERS = ("shuffled", "sequential")
 BUILTINS = ("builtin", "builtin_persistent")
 
 
@@ -55,12 +58,17 @@ class Spec:
     op: tuple[str, ...] = ("sum",)
     sizes: tuple[int, ...] = tuple(parse_sizes("4:64M:4"))
     root: int = 0
-    iterations: int = 200
+    cache: tuple[str, ...] = ("warm",)
+    sync: str = "dissemination"
+    batch: int = 1
+    precision: float = 5.0
+    iterations: int = 1000
     warmup: int = 10
     prime_below: int = 256 << 10
     case_time: float = 6.0
     check: bool = True
     time_limit: float | None = None
+    order: str = "shuffled"
     seed: int = 1
     thread_level: str = "funneled"
 
@@ -128,36 +136,53 @@ def _flag(value: Any) -> bool:
     return value
 
 
-def _thread_level(value: Any) -> str:
-    if value not in THREAD_LEVELS:
-        raise ValueError(f"needs one of {', '.join(THREAD_LEVELS)}")
-    return value
+def _one_of(*choices: str) -> Callable[[Any], str]:
+    def convert(value: Any) -> str:
+        if value not in choices:
+            raise ValueError(f"needs one of {', '.join(choices)}")
+        return str(value)
+
+    return convert
 
 
-def _engines(value: Any) -> tuple[str, ...]:
-    words = _words(value)
-    wrong = set(words) - {"auto", "native", "python"}
-    if wrong:
-        raise ValueError("needs auto, native, python, or several")
-    return words
+def _some_of(*choices: str) -> Callable[[Any], tuple[str, ...]]:
+    def convert(value: Any) -> tuple[str, ...]:
+        words = _words(value)
+        if set(words) - set(choices):
+            raise ValueError(f"needs {', '.join(choices)}, or several")
+        return words
+
+    return convert
+
+
+def _percent(value: Any) -> float:
+    number = float(value.strip().removesuffix("%") if isinstance(value, str) else value)
+    if isinstance(value, bool) or not 0 <= number <= 100:
+        raise ValueError("needs a percentage from 0 (never stop early) to 100")
+    return number
 
 
 _CONVERT: dict[str, Callable[[Any], Any]] = {
     "collective": _words,
     "algorithms": _algorithms,
-    "engine": _engines,
+    "engine": _some_of("auto", "native", "python"),
     "dtype": _words,
     "op": _words,
     "sizes": lambda value: tuple(parse_sizes(value)),
     "root": _whole(0),
+    "cache": _some_of(*CACHES),
+    "sync": _one_of(*SYNCS),
+    "batch": _whole(1),
+    "precision": _percent,
     "iterations": _whole(1),
     "warmup": _whole(0),
     "prime_below": parse_bytes,
     "case_time": parse_seconds,
     "check": _flag,
     "time_limit": parse_seconds,
+    "order": _one_of(*ORDERS),
     "seed": _whole(0),
-    "thread_level": _thread_level,
+    "thread_level": _one_of(*THREAD_LEVELS),
 }
 
 
@@ -180,7 +205,10 @@ def make_spec(flags: Mapping[str, Any], path: str | Path | None = None) -> Spec:
             converted[key] = _CONVERT[key](value)
         except (ValueError, TypeError) as error:
             raise ArgumentError(f"{key} = {value!r}: {error}") from None
-    return Spec(**converted)
+    spec = Spec(**converted)
+    if spec.batch > 1 and "cold" in spec.cache:
+        raise ArgumentError("batch: only the first call of a batch would find cold buffers; use --batch 1")
+    return spec
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

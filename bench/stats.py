@@ -18,7 +18,7 @@ from mpicoll.collectives import collective
 PANEL = [
     "environment", "settings", "thread_level", "ranks", "nodes", "ppn", "placement", "oversubscribed",
     "collective",
-    "dtype", "op", "root", "buffer", "cache", "sync",
+    "dtype", "op", "root", "buffer", "cache", "sync", "batch",
 ]  # fmt: skip
 CELL = [*PANEL, "count", "msg_bytes", "total_bytes", "size", "primed"]
 WHO = [
@@ -65,10 +65,12 @@ def summarise(samples: pd.DataFrame) -> pd.DataFrame:
 
 
 def _times(group: pd.DataFrame) -> pd.Series:
-    """Seconds of good timed samples, indexed by launch (of its source) and iteration."""
-    good = group[
-        (group["status"] == "ok") & ~group["warmup"].fillna(True).astype(bool) & group["seconds"].notna()
-    ]
+    """Seconds of good timed samples, indexed by launch (of its source) and iteration.
+
+    Samples that a rank began late are no good; the sweep has taken others for them.
+    """
+    left_out = group["warmup"].fillna(True).astype(bool) | group["late"].fillna(False).astype(bool)
+    good = group[(group["status"] == "ok") & ~left_out & group["seconds"].notna()]
     index = pd.MultiIndex.from_frame(good[["source", "launch", "iteration"]])
     return pd.Series(good["seconds"].to_numpy(float), index=index)
 

@@ -1,11 +1,14 @@
 """The record on disk: `samples.csv` (tidy, append-only) and `run.json` (what the rows do not say).
 
-All rows of a case are written in one go and synchronised, and each says how many belong together
-(`case_rows`), so that the file itself tells whether its last case is whole. A case cut off by a kill
-or a full disk is moved aside, never counted. Paths carry no data: all that is known is in columns.
+A case may be measured in several *passes*, each with buffers of its own. All rows of a pass are written
+in one go and synchronised, and each says how many belong together (`case_rows`), so that the file itself
+tells whether its last pass is whole. One cut off by a kill or a full disk is moved aside, never counted.
+Paths carry no data: all that is known is in columns.
 
 Schema history
 1: first version.
+2: new columns `pass`, `batch`, `late`, `start_skew`, `stopped_by` (see `ADDED`). Schema 1 is read, and not
+   continued.
 """
 
 from __future__ import annotations
@@ -18,21 +21,29 @@ import io
 import json
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from mpicoll.errors import ArgumentError, MpicollError
 
-SCHEMA = 1
+SCHEMA = 2
 
 COLUMNS = (
-    "launch", "case", "case_rows", "order", "collective", "implementation", "requested", "algorithm",
+    "launch", "case", "pass", "case_rows", "order", "collective", "implementation", "requested", "algorithm",
     "params", "engine", "channels", "depth", "rounds", "buffer", "dtype", "op", "root", "ranks", "nodes",
     "ppn", "oversubscribed", "thread_level", "count", "msg_bytes", "total_bytes", "cache", "primed", "sync",
-    "iteration", "warmup", "seconds", "seconds_min", "skew", "slowest_rank", "build_seconds",
-    "first_seconds", "checked", "status", "reason",
+    "batch", "iteration", "warmup", "late", "seconds", "seconds_min", "skew", "slowest_rank", "start_skew",
+    "build_seconds", "first_seconds", "checked", "stopped_by", "status", "reason",
 )  # fmt: skip
+#: Columns that schema 1 does not have, and what its rows would say there.
+ADDED: dict[str, Any] = {"pass": 0, "batch": 1, "late": False, "start_skew": None, "stopped_by": None}
+_HEADERS = {
+    (",".join(names) + "\n").encode(): names
+    for names in (COLUMNS, tuple(name for name in COLUMNS if name not in ADDED))
+}
+
+Row = Mapping[str, Any]
 
 
 class StoreError(MpicollError):
@@ -54,7 +65,7 @@ def format_value(value: Any) -> str:
     return " ".join(str(value).split())
 
 
-def encode(rows: Sequence[Mapping[str, Any]]) -> bytes:
+def encode(rows: Sequence[Row]) -> bytes:
     """Rows of one case as CSV lines, completed by their number."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -68,55 +79,69 @@ def encode(rows: Sequence[Mapping[str, Any]]) -> bytes:
 
 
 class Whole(NamedTuple):
-    """The part of a samples file that holds whole cases."""
+    """The part of a samples file that holds whole passes."""
 
     length: int  # bytes
-    cases: list[str]  # their numbers, in the order of the file
+    passes: list[tuple[str, str]]  # number of the case and of the pass, in the order of the file
     wrong: int  # rows of wrong results
 
 
-def whole_part(content: bytes, where: str = "samples.csv") -> Whole:
-    """How much of a samples file is whole cases.
+def whole_part(
+    content: bytes, where: str = "samples.csv", each: Callable[[Sequence[Row]], Any] = lambda rows: None
+) -> Whole:
+    """How much of a samples file is whole passes of cases; `each` is called with the rows of every one.
 
     Raises `StoreError` for a file that another schema or program wrote, or that is broken before its end.
     """
-    header = (",".join(COLUMNS) + "\n").encode()
-    if not content.startswith(header):
-        if header.startswith(content):  # cut off while it was begun
+    first, newline, _ = content.partition(b"\n")
+    names = _HEADERS.get(first + newline)
+    if names is None:
+        if any(header.startswith(content) for header in _HEADERS):  # cut off while it was begun
             return Whole(0, [], 0)
         raise StoreError(f"{where} has other columns than this version of mpicoll writes (schema {SCHEMA})")
-    length = position = len(header)
-    cases: list[str] = []
+    length = position = len(first) + 1
+    passes: list[tuple[str, str]] = []
     begun: list[dict[str, str]] = []
     wrong = 0
     for number, line in enumerate(content[position:].splitlines(keepends=True), start=2):
         position += len(line)
         fields = next(csv.reader([line.decode(errors="replace")]), [])
-        if not line.endswith(b"\n") or len(fields) != len(COLUMNS):
+        if not line.endswith(b"\n") or len(fields) != len(names):
             if position < len(content):
-                raise StoreError(f"{where} line {number} has {len(fields)} fields instead of {len(COLUMNS)}")
+                raise StoreError(f"{where} line {number} has {len(fields)} fields instead of {len(names)}")
             break
-        row = dict(zip(COLUMNS, fields, strict=True))
-        begun.append(row)
-        if (row["launch"], row["case"]) != (begun[0]["launch"], begun[0]["case"]):
+        begun.append(dict(zip(names, fields, strict=True)))
+        if _block(begun[-1]) != _block(begun[0]):
             raise StoreError(f"{where} line {number} begins a case before the one above it is whole")
-        if len(begun) == int(row["case_rows"]):
+        if len(begun) == int(begun[0]["case_rows"]):
             length = position
-            cases.append(row["case"])
+            passes.append(_block(begun[0])[1:])
             wrong += sum(row["status"] == "wrong" for row in begun)
+            each(begun)
             begun = []
-    return Whole(length, cases, wrong)
+    return Whole(length, passes, wrong)
+
+
+def _block(row: Row) -> tuple[str, str, str]:
+    """Launch, case and pass: what the rows of one write have in common."""
+    return str(row["launch"]), str(row["case"]), str(row.get("pass", 0))
 
 
 class Store:
     """A result directory, opened for writing by one process.
 
     `resume` continues what is there, and begins where nothing is: a job script need not know which.
-    `done` holds the numbers of the cases in the file.
+    `each` is called with the rows of every pass: of those found in the file, and of those written.
     """
 
-    def __init__(self, directory: Path, *, resume: bool = False):
-        self.directory = directory
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        resume: bool = False,
+        each: Callable[[Sequence[Row]], Any] = lambda rows: None,
+    ):
+        self.directory, self._each = directory, each
         self.path = directory / "samples.csv"
         self.run: dict[str, Any] = {"schema": SCHEMA, "launches": [], "plans": {}}
         self.set_aside: Path | None = None
@@ -125,6 +150,11 @@ class Store:
             begun = (directory / "run.json").exists()
             if resume and begun:
                 self.run = read_run(directory)
+                if self.run["schema"] != SCHEMA:
+                    raise StoreError(
+                        f"{directory} was written by an older mpicoll (schema {self.run['schema']}), "
+                        "which this one reads but does not continue; choose another -o"
+                    )
             elif begun or (self.path.exists() and not resume):
                 raise StoreError(
                     f"{directory} already holds a result; continue it with --resume, or choose another -o"
@@ -132,8 +162,8 @@ class Store:
             self._file = self.path.open("ab+", buffering=0)
             try:
                 self._lock()
-                self.done = self._recover()
-                if self.done and not begun:
+                found = self._recover()
+                if found and not begun:
                     raise StoreError(f"{directory} has samples but no run.json to say how they were measured")
             except BaseException:
                 self._file.close()
@@ -146,10 +176,10 @@ class Store:
             if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
                 raise StoreError(f"another sweep is writing to {self.directory}") from None
 
-    def _recover(self) -> set[str]:
+    def _recover(self) -> list[tuple[str, str]]:
         self._file.seek(0)
         content = self._file.read()
-        self._length, cases, self.wrong = whole_part(content, str(self.path))
+        self._length, passes, self.wrong = whole_part(content, str(self.path), self._each)
         if self._length < len(content):
             number = len(list(self.directory.glob("samples.torn-*.csv"))) + 1
             self.set_aside = self.directory / f"samples.torn-{number}.csv"
@@ -157,10 +187,10 @@ class Store:
             self._file.truncate(self._length)
         if not self._length:
             self._append((",".join(COLUMNS) + "\n").encode())
-        twice = [case for case, times in Counter(cases).items() if times > 1]
+        twice = [found for found, times in Counter(passes).items() if times > 1]
         if twice:
-            raise StoreError(f"{self.path} holds case {twice[0]} more than once")
-        return set(cases)
+            raise StoreError(f"{self.path} holds case {twice[0][0]}, pass {twice[0][1]} more than once")
+        return passes
 
     def _append(self, block: bytes) -> None:
         try:
@@ -174,12 +204,15 @@ class Store:
             raise
         self._length += len(block)
 
-    def write_case(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Append a finished case. Raises `StoreError` if the disk refuses it; the file is then as before."""
+    def write_case(self, rows: Sequence[Row]) -> None:
+        """Append a finished pass of a case.
+
+        Raises `StoreError` if the disk refuses it; the file is then as before.
+        """
         with _explained(self.directory):
             self._append(encode(rows))
-        self.done.add(str(rows[0]["case"]))
         self.wrong += sum(row["status"] == "wrong" for row in rows)
+        self._each(rows)
 
     def write_run(self) -> None:
         """Replace `run.json` in one step: a reader sees the old or the new one, never half of it."""
@@ -222,8 +255,10 @@ def read_run(directory: Path) -> dict[str, Any]:
         raise StoreError(f"{directory} holds no result (no run.json)") from None
     except (OSError, ValueError) as error:
         raise StoreError(f"cannot read {path}: {error}") from None
-    if run.get("schema") != SCHEMA:
-        raise StoreError(f"{path} has schema {run.get('schema')}; this version of mpicoll reads {SCHEMA}")
+    if run.get("schema") not in (1, SCHEMA):
+        raise StoreError(
+            f"{path} has schema {run.get('schema')}; this version of mpicoll reads 1 and {SCHEMA}"
+        )
     return run
 
 

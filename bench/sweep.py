@@ -41,7 +41,24 @@ def add_parser(verbs: Any) -> None:
     add("--op", metavar="NAMES", help="comma list: sum, prod, max, min, band, … (sum)")
     add("--sizes", help="bytes, min:max:factor or comma list (4:64M:4)")
     add("--root", type=int, help="root of rooted collectives (0)")
-    add("--iterations", type=int, help="timed calls of each contender in each case, at most (200)")
+    add(
+        "--cache",
+        metavar="NAMES",
+        help="warm: calls use the same buffers again; cold: buffers that are in no cache; or both (warm)",
+    )
+    add(
+        "--sync",
+        metavar="NAME",
+        help="how ranks begin together: dissemination (our own barrier), or window: "
+        "at an agreed moment on synchronised clocks (dissemination)",
+    )
+    add("--batch", type=int, help="calls timed as one, for calls not much longer than the clock's step (1)")
+    add(
+        "--precision",
+        metavar="PERCENT",
+        help="a case is done when the 95 %% intervals of all medians are within ± this (5); 0: never",
+    )
+    add("--iterations", type=int, help="timed calls of each contender in each case, at most (1000)")
     add("--warmup", type=int, help="untimed calls before those, at most (10); they are recorded too")
     add(
         "--prime-below",
@@ -50,13 +67,20 @@ def add_parser(verbs: Any) -> None:
     )
     add("--case-time", metavar="TIME", help="a case's time budget; fewer iterations if it is spent (6s)")
     add("--check", action=argparse.BooleanOptionalAction, help="prove results before and after timing (yes)")
-    add("--time-limit", metavar="TIME", help="for the whole sweep, as 90s, 10m, 2h: budgets shrink to fit")
-    add("--seed", type=int, help="of the order of calls and of the data (1)")
+    add(
+        "--time-limit",
+        metavar="TIME",
+        help="for this launch, as 90s, 10m, 2h: all cases coarsely first, then those known least",
+    )
+    add("--order", metavar="NAME", help="of the cases: shuffled (by the seed), or sequential (shuffled)")
+    add("--seed", type=int, help="of the order of cases and calls, and of the data (1)")
     add("--thread-level", help="asked of MPI: single, funneled, serialized, multiple (funneled)")
     add_load(parser)
     add("-o", "--output", type=Path, metavar="DIR", help="result directory (results/sweep-DATE-TIME)")
     add(
-        "--resume", action="store_true", help="continue the result in DIR: cases in it are not measured again"
+        "--resume",
+        action="store_true",
+        help="continue the result in DIR: what is finished in it is not measured again",
     )
     parser.set_defaults(func=run)
 
@@ -88,9 +112,10 @@ def run(args: argparse.Namespace) -> int:
     spec = spec_of(args)
     if args.resume and args.output is None:
         raise ArgumentError("--resume needs -o DIR: which result is to be continued?")
-    load(args.load)
+    # A user's file may import mpi4py.MPI, and whoever imports it first chooses the thread level.
     world = start(spec.thread_level)
     with world.together():
+        load(args.load)
         if problem := launcher_problem(world.size):
             raise ArgumentError(problem)
         cases = expand(spec, world.size)

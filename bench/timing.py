@@ -9,7 +9,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,34 +30,73 @@ def no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def orders(contenders: int, iterations: int, seed: int) -> list[list[int]]:
-    """For each iteration, in which order the contenders run: shuffled, the same on all ranks."""
+def shuffles(contenders: int, seed: int) -> Iterator[list[int]]:
+    """For each iteration, in which order the contenders run: shuffled, the same on all ranks, endless."""
     rng = random.Random(seed)
-    return [rng.sample(range(contenders), contenders) for _ in range(iterations)]
+    while True:
+        yield rng.sample(range(contenders), contenders)
+
+
+def orders(contenders: int, iterations: int, seed: int) -> list[list[int]]:
+    """The first `iterations` of `shuffles`."""
+    return list(itertools.islice(shuffles(contenders, seed), iterations))
+
+
+def batched(call: Call, number: int) -> Call:
+    """`number` calls in one, for `--batch`: back to back, without a meeting of the ranks between them."""
+    if number == 1:
+        return call
+
+    def several() -> None:
+        for _ in range(number):
+            call()
+
+    return several
+
+
+class Times(NamedTuple):
+    """What one rank has read off its clock; iterations × contenders, in seconds."""
+
+    seconds: np.ndarray  # from begin to end of each call
+    begins: np.ndarray  # the clock itself when each call began
 
 
 def measure(
-    calls: Sequence[Call], barrier: Call, sequence: Sequence[Sequence[int]], *, prime: bool
-) -> np.ndarray:
-    """Seconds of this rank, one row per iteration and one column per contender.
+    sets: Sequence[Sequence[Call]],
+    meet: Call,
+    sequence: Sequence[Sequence[int]],
+    *,
+    prime: bool,
+    evict: Call | None = None,
+    first_set: int = 0,
+) -> Times:
+    """Time every contender once per iteration, in the order that `sequence` says.
 
-    Before each call all ranks meet in `barrier`; what is timed is the call alone. With `prime`, the
-    contender has run once more just before: else it would find the code and data of the others in the
-    caches, and contenders that have much in common would gain from each other.
+    `sets` holds the contenders' calls, once for every set of buffers; each timed call takes the next set.
+    Before each call all ranks `meet`; what is timed is the call alone. With `prime`, the contender has run
+    once more just before, on the set that was used last: else it would find the code and data of the others
+    in the caches, and contenders that have much in common would gain from each other. `evict` comes before
+    that, and empties the caches.
     """
-    seconds = np.zeros((len(sequence), len(calls)))
-    seconds[:] = 0.0  # touched now, so that no page fault comes later
-    now = clock
-    for row, order in zip(seconds, sequence, strict=True):
+    seconds = np.zeros((len(sequence), len(sets[0])))
+    begins = np.zeros_like(seconds)
+    seconds[:] = begins[:] = 0.0  # touched now, so that no page fault comes later
+    now, turn = clock, first_set
+    for row, order in enumerate(sequence):
         for index in order:
-            call = calls[index]
+            call, warm = sets[turn][index], sets[turn - 1][index]
+            turn = (turn + 1) % len(sets)
+            if evict is not None:
+                evict()
             if prime:
-                call()
-            barrier()
+                warm()
+            meet()
             start = now()
             call()
-            row[index] = now() - start
-    return seconds
+            end = now()
+            seconds[row, index] = end - start
+            begins[row, index] = start
+    return Times(seconds, begins)
 
 
 def timer_facts(samples: int = 20_000) -> dict[str, float]:

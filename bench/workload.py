@@ -54,6 +54,11 @@ class Workload:
         self.epoch = 0
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of all buffers of this rank."""
+        return self.recv.array.nbytes + (0 if self.send is self.recv else self.send.array.nbytes)
+
+    @property
     def receives(self) -> bool:
         """Whether this rank gets a result."""
         return bool(self.recvs)

@@ -208,10 +208,23 @@ def test_every_timed_call_follows_a_barrier(prime):
     """And a primed one, its own untimed call before that."""
     log = []
     calls = [lambda: log.append("a"), lambda: log.append("b")]
-    seconds = measure(calls, lambda: log.append("|"), [[0, 1], [1, 0]], prime=prime)
+    times = measure([calls], lambda: log.append("|"), [[0, 1], [1, 0]], prime=prime)
     assert "".join(log) == ("a|ab|bb|ba|a" if prime else "|a|b|b|a")
-    assert seconds.shape == (2, 2)
-    assert (seconds > 0).all()
+    assert times.seconds.shape == (2, 2)
+    assert (times.seconds > 0).all()
+    # A call begins after the one before it has ended.
+    begins = [times.begins[where] for where in ((0, 0), (0, 1), (1, 1), (1, 0))]
+    assert begins[1] >= begins[0] + times.seconds[0, 0]
+    assert sorted(begins) == begins
+
+
+def test_cold_calls_take_the_sets_of_buffers_in_turn():
+    """The caches are emptied first; a primed contender runs on the set used last, never on its own."""
+    log = []
+    sets = [[lambda name=f"{who}{number}": log.append(name) for who in "ab"] for number in range(3)]
+    options = {"evict": lambda: log.append("-"), "prime": True, "first_set": 2}
+    measure(sets, lambda: log.append("|"), [[0, 1], [1, 0]], **options)
+    assert " ".join(log) == "- a1 | a2 - b2 | b0 - b0 | b1 - a1 | a2"
 
 
 def test_the_garbage_collector_rests_and_comes_back():

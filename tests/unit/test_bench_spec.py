@@ -94,6 +94,13 @@ def test_flags_override_the_file(tmp_path):
         ("iterations = 2.5", "whole number"),
         ("check = 1", "true or false"),
         ('thread_level = "many"', "single, funneled"),
+        ('sync = "barrier"', "dissemination, window"),
+        ('cache = ["warm", "lukewarm"]', "warm, cold"),
+        ('order = "random"', "shuffled, sequential"),
+        ("batch = 0", "batch = 0: needs a whole number from 1 on"),
+        ('batch = 2\ncache = "cold"', "only the first call of a batch"),
+        ('precision = "fine"', "could not convert"),
+        ("precision = -1", "percentage"),
         ('engine = "fast"', "auto, native, python"),
         ("dtype = []", "empty list"),
         ("sizes = 4:8", "is not TOML"),
@@ -109,6 +116,11 @@ def test_a_wrong_spec_file_is_refused_with_the_fix(tmp_path, text, words):
 def test_a_missing_spec_file_is_refused(tmp_path):
     with pytest.raises(ArgumentError, match=r"cannot read .*No such file"):
         make_spec({}, tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize(("value", "percent"), [("5", 5.0), ("2.5%", 2.5), (0, 0.0)])
+def test_precision_is_a_percentage(value, percent):
+    assert make_spec({"precision": value}).precision == percent
 
 
 def test_the_identity_of_a_spec_ignores_only_the_time_limit():

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from mpicoll.bench import store as store_module
-from mpicoll.bench.store import COLUMNS, Store, StoreError, encode, read_run, require_same, whole_part
+from mpicoll.bench.store import ADDED, COLUMNS, Store, StoreError, encode, read_run, require_same, whole_part
 from mpicoll.errors import ArgumentError
 
 
@@ -25,11 +25,13 @@ def opened():
         store._file.close()
 
 
-def rows(case, number=3, status="ok"):
-    return [
-        {"launch": 0, "case": case, "iteration": i, "seconds": 1e-6, "status": status, "reason": 'a, "b"\nc'}
-        for i in range(number)
-    ]
+def rows(case, number=3, status="ok", again=0):
+    fixed = {"launch": 0, "case": case, "pass": again, "seconds": 1e-6, "status": status}
+    return [{**fixed, "iteration": i, "reason": 'a, "b"\nc'} for i in range(number)]
+
+
+def passes(directory):
+    return whole_part((directory / "samples.csv").read_bytes()).passes
 
 
 def test_a_row_is_one_line_whatever_its_reason(tmp_path, opened):
@@ -46,17 +48,20 @@ def test_an_unknown_column_is_refused():
         encode([{"secs": 1.0}])
 
 
-def test_resume_knows_what_is_done(tmp_path, opened):
+def test_resume_is_told_of_what_is_there(tmp_path, opened):
+    """Of every pass, whether found in the file or written, once."""
     store = opened(tmp_path)
     store.write_run()
     store.write_case(rows(0))
     store.write_case(rows(4, status="wrong"))
     store.close()
-    again = opened(tmp_path, resume=True)
-    assert (again.done, again.wrong, again.set_aside) == ({"0", "4"}, 3, None)
-    again.write_case(rows(1))
-    again.close()
-    assert opened(tmp_path, resume=True).done == {"0", "1", "4"}
+    told = []
+    again = opened(tmp_path, resume=True, each=lambda rows: told.append((rows[0]["case"], len(rows))))
+    assert (again.wrong, again.set_aside) == (3, None)
+    again.write_case(rows(1, number=2))
+    again.write_case(rows(0, again=1))
+    assert told == [("0", 3), ("4", 3), (1, 2), (0, 3)]
+    assert passes(tmp_path) == [("0", "0"), ("4", "0"), ("1", "0"), ("0", "1")]
 
 
 def test_whatever_byte_a_write_is_cut_at_only_whole_cases_count(tmp_path, opened):
@@ -65,19 +70,18 @@ def test_whatever_byte_a_write_is_cut_at_only_whole_cases_count(tmp_path, opened
     store.write_run()
     store.write_case(rows(0))
     kept = store.path.stat().st_size
-    store.write_case(rows(1, number=2))
+    store.write_case(rows(0, number=2, again=1))
     store.close()
     content = store.path.read_bytes()
     for length in range(kept, len(content)):
         whole = whole_part(content[:length])
-        assert (whole.length, whole.cases) == (kept, ["0"])
-    assert whole_part(content).cases == ["0", "1"]
+        assert (whole.length, whole.passes) == (kept, [("0", "0")])
+    assert whole_part(content).passes == [("0", "0"), ("0", "1")]
 
     (tmp_path / "whole/samples.csv").write_bytes(content[:-7])
     again = opened(tmp_path / "whole", resume=True)
-    assert again.done == {"0"}
     assert again.set_aside.read_bytes() == content[kept:-7]
-    again.write_case(rows(1, number=2))
+    again.write_case(rows(0, number=2, again=1))
     assert again.path.read_bytes() == content
 
 
@@ -85,7 +89,6 @@ def test_a_file_cut_off_in_its_header_is_begun_again(tmp_path, opened):
     opened(tmp_path).close()
     (tmp_path / "samples.csv").write_text(",".join(COLUMNS)[:20])
     store = opened(tmp_path, resume=True)
-    assert store.done == set()
     assert store.path.read_text() == ",".join(COLUMNS) + "\n"
 
 
@@ -106,7 +109,7 @@ def test_a_doubled_case_is_refused(tmp_path, opened):
     store.write_case(rows(0))
     store.write_case(rows(0))
     store.close()
-    with pytest.raises(StoreError, match="case 0 more than once"):
+    with pytest.raises(StoreError, match="case 0, pass 0 more than once"):
         opened(tmp_path, resume=True)
 
 
@@ -119,7 +122,8 @@ def test_a_result_is_not_overwritten(tmp_path, opened):
 
 
 def test_resume_begins_where_there_is_nothing(tmp_path, opened):
-    assert opened(tmp_path / "none", resume=True).done == set()
+    store = opened(tmp_path / "none", resume=True)
+    assert store.path.read_text() == ",".join(COLUMNS) + "\n"
 
 
 def test_samples_without_their_conditions_are_refused(tmp_path, opened):
@@ -165,7 +169,6 @@ def test_a_full_disk_leaves_the_file_as_it_was(tmp_path, opened, monkeypatch):
     ):
         store.write_case(rows(1))
     assert store.path.read_bytes() == before
-    assert store.done == {"0"}
 
 
 def test_run_json_is_replaced_in_one_step(tmp_path, opened, monkeypatch):
@@ -192,6 +195,19 @@ def test_another_schema_is_refused(tmp_path):
         read_run(tmp_path)
     with pytest.raises(StoreError, match="holds no result"):
         read_run(tmp_path / "none")
+
+
+def test_the_first_schema_is_read_but_not_continued(tmp_path, opened):
+    old = [name for name in COLUMNS if name not in ADDED]
+    (tmp_path / "run.json").write_text(json.dumps({"schema": 1, "launches": []}))
+    values = {"launch": "0", "case": "7", "case_rows": "1", "status": "wrong"}
+    lines = [",".join(old), ",".join(values.get(name, "") for name in old)]
+    (tmp_path / "samples.csv").write_text("\n".join(lines) + "\n")
+    assert read_run(tmp_path)["schema"] == 1
+    whole = whole_part((tmp_path / "samples.csv").read_bytes())
+    assert (whole.passes, whole.wrong) == ([("7", "0")], 1)
+    with pytest.raises(StoreError, match=r"older mpicoll \(schema 1\).*choose another -o"):
+        opened(tmp_path, resume=True)
 
 
 def test_other_conditions_are_named(tmp_path):
