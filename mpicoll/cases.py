@@ -56,6 +56,7 @@ VALUES: Mapping[str, Callable[[int], Iterable[Any]]] = {
     "segments": lambda size: (1, 2, 3, 5),
     "k": lambda size: (2, 3, 4),
     "throttle": lambda size: (32, 1, 3),
+    "leaders": lambda size: (1, 2, 3),
 }
 
 

@@ -75,12 +75,17 @@ def only_new(rounds: Iterable[Round], rank: int, blocks: int, held: Callable[[in
         return windows if len(lacking) == window_count(windows) else circular_windows(lacking, blocks)
 
     for step in rounds:
-        sends = [Send(m.peer, new(m.peer, m.windows)) for m in step.sends]
-        recvs = [Recv(m.peer, new(rank, m.windows)) for m in step.recvs]
-        if any(m.windows for m in sends) or any(m.windows for m in recvs):
-            yield Round(
-                tuple(m for m in sends if m.windows), tuple(m for m in recvs if m.windows), step.stage
-            )
+        sends = tuple(Send(m.peer, new(m.peer, m.windows)) for m in step.sends)
+        recvs = tuple(Recv(m.peer, new(rank, m.windows)) for m in step.recvs)
+        yield from without_empty([Round(sends, recvs, step.stage)])
+
+
+def without_empty(rounds: Iterable[Round]) -> Schedule:
+    """The same rounds without messages that carry no blocks."""
+    for step in rounds:
+        sends, recvs = tuple(m for m in step.sends if m.windows), tuple(m for m in step.recvs if m.windows)
+        if sends or recvs:
+            yield Round(sends, recvs, step.stage)
 
 
 def staged(stage: str, rounds: Iterable[Round]) -> Schedule:

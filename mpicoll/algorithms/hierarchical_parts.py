@@ -1,80 +1,117 @@
-"""Collectives of parts over nodes, and the barrier: inner algorithms within nodes, an outer one between.
+"""Collectives of parts over nodes, and the barrier.
 
-`leader`: one rank of each node speaks for it; any order of ranks, any number of ranks per node.
-`two_level`: ranks at the same place of their nodes speak with each other, so that nodes must be equal.
+`leader`: one rank of each node speaks for it. `two_level` and `node_aware`: each node has as many groups of
+ranks as the smallest node has ranks, and the first of each group speaks for it, with those of the same group
+of other nodes. In nodes of equal size a group is one rank. `by_node`: a flat algorithm, with ranks in the
+order of their nodes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 
-from ..registry import algorithm
-from ..schedule import Schedule
-from .nodes import Nodes, common_cut, composition, made_of, nested, total, view
-
-_ALLGATHER = made_of("gather", "bcast", inter="allgather")
+from ..registry import Params
+from .nodes import Nodes, Parts, Stage, Team, composition, each, groups, leaders, several, total
 
 
-@algorithm("allgather", name="leader", **composition(_ALLGATHER, total))
-def allgather_leader(
-    rank: int,
-    size: int,
-    *,
-    nodes: Sequence[int] | None = None,
-    intra: str = "binomial",
-    inter: str = "circulant",
-) -> Schedule:
+def _ranks(nodes: Nodes, params: Params) -> int:
+    return total(nodes)
+
+
+def _pairs(nodes: Nodes, params: Params) -> int:
+    return total(nodes) ** 2
+
+
+def _own(nodes: Nodes, heads: Sequence[int]) -> list[Team]:
+    """The ranks of each node, each with its part."""
+    return [Team(ranks, each(ranks), root=head) for ranks, head in zip(nodes, heads, strict=True)]
+
+
+def _column_parts(speaking: Sequence[Sequence[Sequence[int]]]) -> list[Team]:
+    """Those who speak for the same group of all nodes, each with its group's parts."""
+    columns = zip(*speaking, strict=True)
+    return [Team([group[0] for group in column], several(column)) for column in columns]
+
+
+def _groups_everywhere(nodes: Nodes, speaking: Sequence[Sequence[Sequence[int]]]) -> list[list[int]]:
+    """For each place in a node the parts of that group of all nodes; nothing where nobody speaks."""
+    found = [[rank for group in column for rank in group] for column in zip(*speaking, strict=True)]
+    return found + [[]] * (max(map(len, nodes)) - len(found))
+
+
+def _within_groups(speaking: Sequence[Sequence[Sequence[int]]]) -> list[Team]:
+    """The ranks of each group, each with its part, and the one who speaks for it."""
+    return [Team(group, each(group), root=group[0]) for own in speaking for group in own]
+
+
+def _in_order(nodes: Nodes) -> list[int]:
+    return [rank for ranks in nodes for rank in ranks]
+
+
+# -- all-gather --
+
+
+@composition("allgather", name="leader", units=_ranks)
+def allgather_leader(nodes: Nodes, *, intra: str = "binomial", inter: str = "circulant") -> Iterator[Stage]:
     """Gather at the leader of every node, all-gather among the leaders, broadcast within every node.
 
     Works for any P and any node map.
     Rounds and bytes per rank: those of its parts; one rank per node sends to other nodes.
     Reference: Kielmann, Hofman, Bal, Plaat, Bhoedjang, PPoPP, 1999.
     """
-    seen = view(rank, nodes)
-    cut = common_cut(_ALLGATHER, seen.nodes, {"intra": intra, "inter": inter})
-    yield from nested(rank, ("gather", intra), seen.own, lambda i: (seen.own[i],), cut)
-    yield from nested(rank, ("allgather", inter), seen.leaders(), lambda i: seen.nodes[i], cut)
-    yield from nested(rank, ("bcast", intra), seen.own, lambda i: range(size), cut)
+    heads, everything = leaders(nodes), range(total(nodes))
+    within = [Team(ranks, lambda i: everything, root=head) for ranks, head in zip(nodes, heads, strict=True)]
+    yield Stage("intra gather", "gather", intra, _own(nodes, heads))
+    yield Stage("inter all-gather", "allgather", inter, [Team(heads, several(nodes))])
+    yield Stage("intra broadcast", "bcast", intra, within)
 
 
-_ALLGATHER_COLUMNS = made_of("allgather", inter="allgather")
-
-
-@algorithm("allgather", name="two_level", **composition(_ALLGATHER_COLUMNS, total, equal_nodes=True))
+@composition("allgather", name="two_level", units=_ranks)
 def allgather_two_level(
-    rank: int,
-    size: int,
-    *,
-    nodes: Sequence[int] | None = None,
-    intra: str = "circulant",
-    inter: str = "circulant",
-) -> Schedule:
+    nodes: Nodes, *, intra: str = "circulant", inter: str = "circulant"
+) -> Iterator[Stage]:
     """All-gather among the ranks at the same place of all nodes, then within every node.
 
-    Works for any P in equal nodes.
+    Works for any P and any node map; where nodes are unequal, ranks without a counterpart in all of them
+    hand their part to one that has.
     Rounds: those of its two parts.
-    Bytes per rank: (P−1)/P·n, of which (N−1)/P·n leave the node (of N).
+    Bytes per rank: (P−1)/P·n, of which (N−1)/P·n leave the node (of N, all of them equal).
     Reference: Träff, Hunold, IEEE CLUSTER, 2020.
     """
-    seen = view(rank, nodes)
-    cut = common_cut(_ALLGATHER_COLUMNS, seen.nodes, {"intra": intra, "inter": inter})
-    column = seen.column(seen.place)
-    yield from nested(rank, ("allgather", inter), column, lambda i: (column[i],), cut)
-    yield from nested(rank, ("allgather", intra), seen.own, seen.column, cut)
+    speaking = groups(nodes)
+    gathered = several(_groups_everywhere(nodes, speaking))
+    within = [Team(ranks, gathered) for ranks in nodes]
+    for team in within:  # who handed its part in is not sent it again
+        team.knows = _is_own if len({len(ranks) for ranks in nodes}) > 1 else None
+    yield Stage("hand in", "gather", "linear", _within_groups(speaking))
+    yield Stage("inter all-gather", "allgather", inter, _column_parts(speaking))
+    yield Stage("intra all-gather", "allgather", intra, within)
 
 
-_REDUCE_SCATTER = made_of("reduce", "scatter", inter="reduce_scatter")
+def _is_own(rank: int, part: int) -> bool:
+    return rank == part
 
 
-@algorithm("reduce_scatter", name="leader", **composition(_REDUCE_SCATTER, total))
+@composition("allgather", name="by_node", units=_ranks)
+def allgather_by_node(nodes: Nodes, *, flat: str = "ring") -> Iterator[Stage]:
+    """A flat algorithm that meets the ranks node after node: a ring enters and leaves every node once.
+
+    Works for any P and any node map, as far as the flat algorithm does.
+    Rounds and bytes per rank: those of its parts, of which there is one.
+    Reference: Mirsadeghi, Afsahi, IPDPS Workshops, 2016.
+    """
+    order = _in_order(nodes)
+    yield Stage("all-gather", "allgather", flat, [Team(order, each(order))])
+
+
+# -- reduce-scatter --
+
+
+@composition("reduce_scatter", name="leader", units=_ranks)
 def reduce_scatter_leader(
-    rank: int,
-    size: int,
-    *,
-    nodes: Sequence[int] | None = None,
-    intra: str = "binomial",
-    inter: str = "circulant",
-) -> Schedule:
+    nodes: Nodes, *, intra: str = "binomial", inter: str = "circulant"
+) -> Iterator[Stage]:
     """Reduce to the leader of every node, reduce-scatter among the leaders, scatter within every node.
 
     Works for any P and any node map.
@@ -82,186 +119,170 @@ def reduce_scatter_leader(
     Not ordered: a node's ranks need not be a run of ranks.
     Reference: Kielmann, Hofman, Bal, Plaat, Bhoedjang, PPoPP, 1999.
     """
-    seen = view(rank, nodes)
-    cut = common_cut(_REDUCE_SCATTER, seen.nodes, {"intra": intra, "inter": inter})
-    yield from nested(rank, ("reduce", intra), seen.own, lambda i: range(size), cut)
-    yield from nested(rank, ("reduce_scatter", inter), seen.leaders(), lambda i: seen.nodes[i], cut)
-    yield from nested(rank, ("scatter", intra), seen.own, lambda i: (seen.own[i],), cut)
+    heads, everything = leaders(nodes), range(total(nodes))
+    within = [Team(ranks, lambda i: everything, root=head) for ranks, head in zip(nodes, heads, strict=True)]
+    yield Stage("intra reduce", "reduce", intra, within)
+    yield Stage("inter reduce-scatter", "reduce_scatter", inter, [Team(heads, several(nodes))])
+    yield Stage("intra scatter", "scatter", intra, _own(nodes, heads))
 
 
-_REDUCE_SCATTER_COLUMNS = made_of("reduce_scatter", inter="reduce_scatter")
-
-
-@algorithm(
-    "reduce_scatter", name="two_level", **composition(_REDUCE_SCATTER_COLUMNS, total, equal_nodes=True)
-)
+@composition("reduce_scatter", name="two_level", units=_ranks)
 def reduce_scatter_two_level(
-    rank: int,
-    size: int,
-    *,
-    nodes: Sequence[int] | None = None,
-    intra: str = "circulant",
-    inter: str = "circulant",
-) -> Schedule:
+    nodes: Nodes, *, intra: str = "circulant", inter: str = "circulant"
+) -> Iterator[Stage]:
     """Reduce-scatter within every node, then among the ranks at the same place of all nodes.
 
-    Works for any P in equal nodes.
+    Works for any P and any node map; where nodes are unequal, ranks without a counterpart in all of them
+    get their part from one that has.
     Rounds: those of its two parts.
-    Bytes per rank: (P−1)/P·n, of which (N−1)/P·n leave the node (of N).
+    Bytes per rank: (P−1)/P·n, of which (N−1)/P·n leave the node (of N, all of them equal).
     Not ordered: a node's ranks need not be a run of ranks.
     Reference: Träff, Hunold, IEEE CLUSTER, 2020.
     """
-    seen = view(rank, nodes)
-    cut = common_cut(_REDUCE_SCATTER_COLUMNS, seen.nodes, {"intra": intra, "inter": inter})
-    column = seen.column(seen.place)
-    yield from nested(rank, ("reduce_scatter", intra), seen.own, seen.column, cut)
-    yield from nested(rank, ("reduce_scatter", inter), column, lambda i: (column[i],), cut)
+    speaking = groups(nodes)
+    everywhere = several(_groups_everywhere(nodes, speaking))
+    within = [Team(ranks, everywhere) for ranks in nodes]
+    yield Stage("intra reduce-scatter", "reduce_scatter", intra, within)
+    yield Stage("inter reduce-scatter", "reduce_scatter", inter, _column_parts(speaking))
+    yield Stage("hand out", "scatter", "linear", _within_groups(speaking))
 
 
-_GATHER = made_of("gather", inter="gather")
+@composition("reduce_scatter", name="by_node", units=_ranks)
+def reduce_scatter_by_node(nodes: Nodes, *, flat: str = "ring") -> Iterator[Stage]:
+    """A flat algorithm that meets the ranks node after node: a ring enters and leaves every node once.
+
+    Works for any P and any node map, as far as the flat algorithm does.
+    Rounds and bytes per rank: those of its parts, of which there is one.
+    Not ordered: nodes need not be runs of ranks.
+    Reference: Mirsadeghi, Afsahi, IPDPS Workshops, 2016.
+    """
+    order = _in_order(nodes)
+    yield Stage("reduce-scatter", "reduce_scatter", flat, [Team(order, each(order))])
 
 
-@algorithm("gather", name="leader", **composition(_GATHER, total))
+# -- gather and scatter --
+
+
+@composition("gather", name="leader", units=_ranks)
 def gather_leader(
-    rank: int,
-    size: int,
-    *,
-    nodes: Sequence[int] | None = None,
-    intra: str = "binomial",
-    inter: str = "binomial",
-    root: int = 0,
-) -> Schedule:
+    nodes: Nodes, *, intra: str = "binomial", inter: str = "binomial", root: int = 0
+) -> Iterator[Stage]:
     """Gather at the leader of every node, then among the leaders; the root leads its node.
 
     Works for any P and any node map.
     Rounds and bytes per rank: those of its two parts; one rank per node sends to other nodes.
     Reference: Kielmann, Hofman, Bal, Plaat, Bhoedjang, PPoPP, 1999.
     """
-    seen = view(rank, nodes)
-    cut = common_cut(_GATHER, seen.nodes, {"intra": intra, "inter": inter})
-    leaders, top = seen.leaders(root), seen.number_of(root)
-    head = seen.own.index(leaders[seen.number])
-    yield from nested(rank, ("gather", intra), seen.own, lambda i: (seen.own[i],), cut, root=head)
-    yield from nested(rank, ("gather", inter), leaders, lambda i: seen.nodes[i], cut, root=top)
+    heads = leaders(nodes, root)
+    yield Stage("intra gather", "gather", intra, _own(nodes, heads))
+    yield Stage("inter gather", "gather", inter, [Team(heads, several(nodes), root=root)])
 
 
-_SCATTER = made_of("scatter", inter="scatter")
-
-
-@algorithm("scatter", name="leader", **composition(_SCATTER, total))
+@composition("scatter", name="leader", units=_ranks)
 def scatter_leader(
-    rank: int,
-    size: int,
-    *,
-    nodes: Sequence[int] | None = None,
-    intra: str = "binomial",
-    inter: str = "binomial",
-    root: int = 0,
-) -> Schedule:
+    nodes: Nodes, *, intra: str = "binomial", inter: str = "binomial", root: int = 0
+) -> Iterator[Stage]:
     """Scatter to the leaders of all nodes, then within every node; the root leads its node.
 
     Works for any P and any node map.
     Rounds and bytes per rank: those of its two parts; one rank per node sends to other nodes.
     Reference: Kielmann, Hofman, Bal, Plaat, Bhoedjang, PPoPP, 1999.
     """
-    seen = view(rank, nodes)
-    cut = common_cut(_SCATTER, seen.nodes, {"intra": intra, "inter": inter})
-    leaders, top = seen.leaders(root), seen.number_of(root)
-    head = seen.own.index(leaders[seen.number])
-    yield from nested(rank, ("scatter", inter), leaders, lambda i: seen.nodes[i], cut, root=top)
-    yield from nested(rank, ("scatter", intra), seen.own, lambda i: (seen.own[i],), cut, root=head)
+    heads = leaders(nodes, root)
+    yield Stage("inter scatter", "scatter", inter, [Team(heads, several(nodes), root=root)])
+    yield Stage("intra scatter", "scatter", intra, _own(nodes, heads))
 
 
-def _pairs(nodes: Nodes) -> int:
-    return total(nodes) ** 2
+# -- all-to-all: part s·P+d goes from rank s to rank d --
 
 
-_ALLTOALL = made_of("gather", "scatter", inter="alltoall")
+def _rows(nodes: Nodes) -> list[Team]:
+    """The ranks of each node, each with all that it sends."""
+    size = total(nodes)
+    rows = (tuple(range(rank * size, (rank + 1) * size) for rank in ranks) for ranks in nodes)
+    return [Team(ranks, several(row), root=ranks[0]) for ranks, row in zip(nodes, rows, strict=True)]
 
 
-@algorithm("alltoall", name="leader", **composition(_ALLTOALL, _pairs))
-def alltoall_leader(
-    rank: int,
-    size: int,
-    *,
-    nodes: Sequence[int] | None = None,
-    intra: str = "linear",
-    inter: str = "pairwise",
-) -> Schedule:
+def _columns(nodes: Nodes) -> list[Team]:
+    """The ranks of each node, each with all that it receives."""
+    size = total(nodes)
+    columns = (tuple(range(rank, size * size, size) for rank in ranks) for ranks in nodes)
+    return [Team(ranks, several(column), root=ranks[0]) for ranks, column in zip(nodes, columns, strict=True)]
+
+
+def _between(sources: Nodes, targets: Sequence[Sequence[int]]) -> Parts:
+    """From all ranks of a node to some of another: inner part a·N+b goes from node a to node b."""
+    size, count = total(sources), len(sources)
+
+    def parts(i: int) -> list[int]:
+        source, to = divmod(i, count)
+        return [s * size + d for s in sources[source] for d in targets[to]]
+
+    return parts
+
+
+@composition("alltoall", name="leader", units=_pairs)
+def alltoall_leader(nodes: Nodes, *, intra: str = "linear", inter: str = "pairwise") -> Iterator[Stage]:
     """Gather at the leader of every node, all-to-all among the leaders, scatter within every node.
 
     Works for any P and any node map.
     Rounds and bytes per rank: those of its parts; N−1 messages leave a node (of N).
     Reference: Bienz et al., arXiv 2601.17606, 2026.
     """
-    seen = view(rank, nodes)
-    cut = common_cut(_ALLTOALL, seen.nodes, {"intra": intra, "inter": inter})
-
-    def between(i: int) -> list[int]:
-        source, to = divmod(i, len(seen.nodes))
-        return [s * size + d for s in seen.nodes[source] for d in seen.nodes[to]]
-
-    def row(i: int) -> range:
-        return range(seen.own[i] * size, (seen.own[i] + 1) * size)
-
-    def column(i: int) -> range:
-        return range(seen.own[i], size * size, size)
-
-    yield from nested(rank, ("gather", intra), seen.own, row, cut)
-    yield from nested(rank, ("alltoall", inter), seen.leaders(), between, cut)
-    yield from nested(rank, ("scatter", intra), seen.own, column, cut)
+    yield Stage("intra gather", "gather", intra, _rows(nodes))
+    yield Stage("inter all-to-all", "alltoall", inter, [Team(leaders(nodes), _between(nodes, nodes))])
+    yield Stage("intra scatter", "scatter", intra, _columns(nodes))
 
 
-_ALLTOALL_COLUMNS = made_of("alltoall", inter="alltoall")
-
-
-@algorithm("alltoall", name="node_aware", **composition(_ALLTOALL_COLUMNS, _pairs, equal_nodes=True))
-def alltoall_node_aware(
-    rank: int,
-    size: int,
-    *,
-    nodes: Sequence[int] | None = None,
-    intra: str = "pairwise",
-    inter: str = "pairwise",
-) -> Schedule:
+@composition("alltoall", name="node_aware", units=_pairs)
+def alltoall_node_aware(nodes: Nodes, *, intra: str = "pairwise", inter: str = "pairwise") -> Iterator[Stage]:
     """Bring parts to the right place within every node, then to the right node.
 
-    Works for any P in equal nodes, N of Q ranks.
-    Rounds: (Q−1)+(N−1) with pairwise parts.
-    Bytes per rank: ((Q−1)N+(N−1)Q)/P·n; N−1 messages leave a node from each rank.
+    Works for any P and any node map; where nodes are unequal, ranks without a counterpart in all of them
+    get what comes from other nodes from one that has.
+    Rounds: (Q−1)+(N−1), with pairwise parts in N nodes of Q ranks.
+    Bytes per rank: ((Q−1)N+(N−1)Q)/P·n; N−1 messages leave a node from each rank (nodes being equal).
     Reference: Bienz et al., arXiv 2601.17606, 2026.
     """
-    seen = view(rank, nodes)
-    cut = common_cut(_ALLTOALL_COLUMNS, seen.nodes, {"intra": intra, "inter": inter})
-
-    def within(i: int) -> list[int]:
-        source, place = divmod(i, len(seen.own))
-        return [seen.own[source] * size + to for to in seen.column(place)]
-
-    def between(i: int) -> list[int]:
-        source, to = divmod(i, len(seen.nodes))
-        return [s * size + seen.nodes[to][seen.place] for s in seen.nodes[source]]
-
-    yield from nested(rank, ("alltoall", intra), seen.own, within, cut)
-    yield from nested(rank, ("alltoall", inter), seen.column(seen.place), between, cut)
-
-
-def _one(nodes: Nodes) -> int:
-    return 1
+    speaking = groups(nodes)
+    within = [Team(ranks, partial(_to_speakers, ranks, nodes, speaking)) for ranks in nodes]
+    columns = [list(column) for column in zip(*speaking, strict=True)]
+    between = [Team([group[0] for group in column], _between(nodes, column)) for column in columns]
+    handed = [
+        Team(group, partial(_from_elsewhere, group, ranks, total(nodes)), root=group[0])
+        for ranks, own in zip(nodes, speaking, strict=True)
+        for group in own
+    ]
+    yield Stage("intra all-to-all", "alltoall", intra, within)
+    yield Stage("inter all-to-all", "alltoall", inter, between)
+    yield Stage("hand out", "scatter", "linear", handed)
 
 
-_BARRIER = made_of("gather", "bcast", inter="barrier")
+def _to_speakers(
+    own: Sequence[int], nodes: Nodes, speaking: Sequence[Sequence[Sequence[int]]], i: int
+) -> list[int]:
+    """What goes to a rank of my node: what is for it, and what is for groups to whose speakers it speaks."""
+    source, place = own[i // len(own)], i % len(own)
+    size = total(nodes)
+    there = [
+        d
+        for ranks, groups_there in zip(nodes, speaking, strict=True)
+        if ranks is not own and place < len(groups_there)
+        for d in groups_there[place]
+    ]
+    return [source * size + d for d in (own[place], *there)]
 
 
-@algorithm("barrier", name="leader", **composition(_BARRIER, _one))
-def barrier_leader(
-    rank: int,
-    size: int,
-    *,
-    nodes: Sequence[int] | None = None,
-    intra: str = "binomial",
-    inter: str = "dissemination",
-) -> Schedule:
+def _from_elsewhere(group: Sequence[int], own: Sequence[int], size: int, i: int) -> list[int]:
+    """What other nodes have for the i-th rank of a group."""
+    return [s * size + group[i] for s in range(size) if s not in own]
+
+
+# -- barrier --
+
+
+@composition("barrier", name="leader", units=lambda nodes, params: 1, tokens=True)
+def barrier_leader(nodes: Nodes, *, intra: str = "binomial", inter: str = "dissemination") -> Iterator[Stage]:
     """Tell the leader of every node, meet among the leaders, tell everybody in the node.
 
     Works for any P and any node map.
@@ -269,7 +290,8 @@ def barrier_leader(
     Bytes per rank: none; its messages are tokens, which stand for no parts.
     Reference: Kielmann, Hofman, Bal, Plaat, Bhoedjang, PPoPP, 1999.
     """
-    seen = view(rank, nodes)
-    yield from nested(rank, ("gather", intra), seen.own, lambda i: (), 1)
-    yield from nested(rank, ("barrier", inter), seen.leaders(), lambda i: (), 1)
-    yield from nested(rank, ("bcast", intra), seen.own, lambda i: (), 1)
+    heads = leaders(nodes)
+    within = [Team(ranks, lambda i: (), root=head) for ranks, head in zip(nodes, heads, strict=True)]
+    yield Stage("intra gather", "gather", intra, within)
+    yield Stage("inter barrier", "barrier", inter, [Team(heads, lambda i: ())])
+    yield Stage("intra broadcast", "bcast", intra, within)

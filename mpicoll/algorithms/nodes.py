@@ -1,22 +1,29 @@
-"""Nodes, and what compositions over them need: inner algorithms within nodes, an outer one between.
+"""Nodes, and compositions over them: inner algorithms within nodes, others between.
 
-Nothing is rewritten: `nested` runs any registered algorithm on some of the ranks and some of the data.
+A composition is data, too: a list of *stages*, in each of which *teams* of ranks run one registered
+algorithm on some parts of the data. Nothing is rewritten for it, and no team sees more than its own ranks and
+parts. The schedule of a rank, the number of blocks and what is refused follow from the list.
+
 A node map may have any order of ranks, and any number of ranks per node.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache, lru_cache
+from dataclasses import dataclass, field
+from functools import lru_cache, wraps
 from math import lcm
 from typing import Any, NamedTuple
 
+from ..errors import Unsupported
 from ..partition import block_length, block_offset
-from ..registry import Params, get, needs_nodes
+from ..registry import Algorithm, Params, algorithm, get, needs_nodes
 from ..schedule import Schedule, Window, Windows, merged
-from .compose import embed, staged
+from .compose import embed, only_new, staged, without_empty
 
 Nodes = tuple[tuple[int, ...], ...]
+Parts = Callable[[int], Iterable[int]]  # the outer parts that an inner part stands for
 
 
 @lru_cache(maxsize=64)
@@ -32,92 +39,9 @@ def members(nodes: tuple[int, ...]) -> Nodes:
     return tuple(tuple(ranks) for ranks in found.values())
 
 
-class View(NamedTuple):
-    """What one rank sees of the nodes: all of them, the number of its own, and its place in that."""
-
-    nodes: Nodes
-    number: int
-    place: int
-
-    @property
-    def own(self) -> tuple[int, ...]:
-        """The ranks of my node."""
-        return self.nodes[self.number]
-
-    def number_of(self, rank: int) -> int:
-        """The number of another rank's node."""
-        return next(i for i, ranks in enumerate(self.nodes) if rank in ranks)
-
-    def leaders(self, root: int = -1) -> list[int]:
-        """The rank that speaks for each node: its lowest, but `root` for its own."""
-        return [root if root in ranks else ranks[0] for ranks in self.nodes]
-
-    def column(self, place: int) -> list[int]:
-        """The rank at this place of every node."""
-        return [ranks[place] for ranks in self.nodes]
-
-
-def view(rank: int, nodes: Sequence[int] | None) -> View:
-    """The view of `rank` on a node map.
-
-    >>> seen = view(4, (7, 3, 7, 3, 3))
-    >>> seen, seen.own, seen.leaders(root=3), seen.column(1)
-    (View(nodes=((0, 2), (1, 3, 4)), number=1, place=2), (1, 3, 4), [0, 3], [2, 3])
-    """
-    groups = members(tuple(nodes or ()))
-    number = next(i for i, ranks in enumerate(groups) if rank in ranks)
-    return View(groups, number, groups[number].index(rank))
-
-
-def nested(
-    rank: int,
-    stage: tuple[str, str],
-    ranks: Sequence[int],
-    parts: Callable[[int], Iterable[int]],
-    cut: int,
-    **params: Any,
-) -> Schedule:
-    """Run an inner algorithm, given as (collective, name), on `ranks`; nothing on a rank not among them.
-
-    Its part i stands for the outer parts ``parts(i)``, each of which has `cut` blocks.
-    """
-    if rank not in ranks:
-        return
-    entry = get(*stage)
-    blocks = entry.blocks(len(ranks), params)
-    per_part = blocks // entry.collective.parts(len(ranks))
-
-    @cache
-    def place(block: int) -> Windows:
-        part, piece = divmod(block, per_part)
-        start, length = block_offset(cut, per_part, piece), block_length(cut, per_part, piece)
-        return merged(Window(outer * cut + start, length) for outer in parts(part))
-
-    inner = embed(entry.schedule(ranks.index(rank), len(ranks), params), ranks, blocks, place)
-    yield from staged(str(entry), inner)
-
-
-# -- what a composition is made of, and what follows from it --
-
-Stages = Callable[[Nodes, Params], Iterator[tuple[str, str, int]]]  # collective, algorithm, its ranks
-
-
-def made_of(*intra: str, inter: str, owners_only: bool = False, **fixed: str) -> Stages:
-    """The inner algorithms of a composition, from the collectives within and between nodes.
-
-    Those in `intra` go by the parameter of that name, on whole nodes or on their owners only; others can
-    be given as parameter=collective.
-    """
-
-    def stages(nodes: Nodes, params: Params) -> Iterator[tuple[str, str, int]]:
-        sizes = {fewest(nodes)} if owners_only else {len(ranks) for ranks in nodes}
-        for kind in intra:
-            yield from ((kind, params["intra"], size) for size in sizes)
-        for parameter, kind in fixed.items():
-            yield from ((kind, params[parameter], size) for size in sizes)
-        yield inter, params["inter"], len(nodes)
-
-    return stages
+def total(nodes: Nodes) -> int:
+    """Ranks of all nodes together."""
+    return sum(len(ranks) for ranks in nodes)
 
 
 def fewest(nodes: Nodes) -> int:
@@ -125,42 +49,202 @@ def fewest(nodes: Nodes) -> int:
     return min(len(ranks) for ranks in nodes)
 
 
-def common_cut(stages: Stages, nodes: Nodes, params: Params) -> int:
-    """Blocks per outer part that serve all inner algorithms: a common multiple, unless that is large.
+def leaders(nodes: Nodes, root: int = -1) -> list[int]:
+    """The rank that speaks for each node: its lowest, but `root` for its own.
 
-    Then inner blocks differ in length, by an eighth at most.
+    >>> leaders(((0, 2), (1, 3, 4)), root=3)
+    [0, 3]
     """
-    cuts = set()
-    for kind, name, size in stages(nodes, params):
-        entry = get(kind, name)
-        cuts.add(entry.blocks(size) // entry.collective.parts(size))
-    return min(lcm(*cuts), 8 * max(cuts))
+    return [root if root in ranks else ranks[0] for ranks in nodes]
 
 
-def composition(
-    stages: Stages, units: Callable[[Nodes], int], *, equal_nodes: bool = False
-) -> dict[str, Any]:
-    """Arguments of `algorithm` for a composition that cuts all its data in `units` outer parts."""
+def owners(nodes: Nodes, count: int, root: int = -1) -> list[list[int]]:
+    """The ranks of each node that speak for a shard of the vector: the first ones, and the root among them.
 
-    def blocks(size: int, params: Params) -> int:
-        nodes = members(tuple(params["nodes"]))
-        return units(nodes) * common_cut(stages, nodes, params)
+    >>> owners(((0, 2), (1, 3, 4)), 2, root=4)
+    [[0, 2], [1, 4]]
+    """
+    first = [list(ranks[:count]) for ranks in nodes]
+    return [
+        [*own[:-1], root] if root in ranks and root not in own else own
+        for ranks, own in zip(nodes, first, strict=True)
+    ]
 
-    def reason(size: int, params: Params) -> str | None:
-        if (missing := needs_nodes(size, params)) is not None:
-            return missing
-        nodes = members(tuple(params["nodes"]))
-        if equal_nodes and len({len(ranks) for ranks in nodes}) > 1:
-            return f"nodes must have equally many ranks, not {', '.join(str(len(n)) for n in nodes)}"
-        for kind, name, ranks in dict.fromkeys(stages(nodes, params)):
+
+def groups(nodes: Nodes) -> list[list[Sequence[int]]]:
+    """The ranks of each node in as many groups as the smallest has ranks; the first of a group speaks for it.
+
+    >>> groups(((0, 2), (1, 3, 4)))
+    [[(0,), (2,)], [(1, 4), (3,)]]
+    """
+    count = fewest(nodes)
+    return [[ranks[place::count] for place in range(count)] for ranks in nodes]
+
+
+# -- what the parts of a team are --
+
+
+def only(part: int) -> Parts:
+    """One outer part, whatever the inner one."""
+    return lambda i: (part,)
+
+
+def each(parts: Sequence[int]) -> Parts:
+    """An outer part for each inner part."""
+    return lambda i: (parts[i],)
+
+
+def several(parts: Sequence[Iterable[int]]) -> Parts:
+    """Some outer parts for each inner part."""
+    return lambda i: parts[i]
+
+
+# -- stages --
+
+
+@dataclass(slots=True)
+class Team:
+    """Ranks that run an algorithm among themselves.
+
+    Its part i stands for the outer parts ``parts(i)``; `root` is one of the ranks, for rooted collectives.
+    Where the receiver of an outer part has it already, ``knows(receiver, part)``, it is not sent.
+    """
+
+    ranks: Sequence[int]
+    parts: Parts
+    root: int = -1
+    knows: Callable[[int, int], bool] | None = None
+    _places: dict[tuple[int, int, int], Windows] = field(default_factory=dict)
+
+    def place(self, block: int, per_part: int, cut: int) -> Windows:
+        """The outer blocks that an inner one stands for, of which each outer part has `cut`."""
+        key = block, per_part, cut
+        if key not in self._places:
+            part, piece = divmod(block, per_part)
+            start, length = block_offset(cut, per_part, piece), block_length(cut, per_part, piece)
+            self._places[key] = merged(Window(outer * cut + start, length) for outer in self.parts(part))
+        return self._places[key]
+
+
+class Stage(NamedTuple):
+    """Teams that run the same algorithm at once; a rank that is in several takes them in this order."""
+
+    name: str
+    collective: str
+    algorithm: str
+    teams: Sequence[Team]
+
+
+class Composition:
+    """The stages on some nodes, and what follows from them. The outer data has `units` parts."""
+
+    def __init__(self, stages: Iterable[Stage], units: int, *, tokens: bool) -> None:
+        self.units, self.tokens = units, tokens
+        self.stages = list(stages)
+        # Each algorithm, and how many ranks it runs on.
+        self.inner = dict.fromkeys(
+            (s.collective, s.algorithm, len(t.ranks)) for s in self.stages for t in s.teams
+        )
+        self.seats: list[dict[int, list[Team]]] = []
+        for stage in self.stages:
+            seats: dict[int, list[Team]] = {}
+            for team in stage.teams:
+                for rank in team.ranks if len(team.ranks) > 1 else ():
+                    seats.setdefault(rank, []).append(team)
+            self.seats.append(seats)
+
+    def refusal(self) -> str | None:
+        """Why an inner algorithm cannot serve its team, or None if all can."""
+        for kind, name, ranks in self.inner:
             refusal = get(kind, name).refusal(ranks)
             if refusal is not None:
                 return f"{kind}/{name} of {ranks} ranks: {refusal}"
         return None
 
-    return {"blocks": blocks, "requires": reason}
+    def cut(self) -> int:
+        """Blocks per outer part that serve all inner algorithms: a common multiple, unless that is large.
+
+        Then inner blocks differ in length, by an eighth at most.
+        """
+        cuts = set()
+        for kind, name, size in self.inner:
+            entry = get(kind, name)
+            cuts.add(entry.blocks(size) // entry.collective.parts(size))
+        return min(lcm(*cuts), 8 * max(cuts))
+
+    def schedule(self, rank: int) -> Schedule:
+        """The rounds of a rank, stage after stage."""
+        cut = self.cut()
+        for stage, seats in zip(self.stages, self.seats, strict=True):
+            for team in seats.get(rank, ()):
+                rounds = self._inner(get(stage.collective, stage.algorithm), team, rank, cut)
+                yield from staged(stage.name, rounds if self.tokens else without_empty(rounds))
+
+    def _inner(self, entry: Algorithm, team: Team, rank: int, cut: int) -> Schedule:
+        size, knows = len(team.ranks), team.knows
+        params = {"root": team.ranks.index(team.root)} if entry.collective.rooted else {}
+        blocks = entry.blocks(size, params)
+        per_part = blocks // entry.collective.parts(size)
+        inner = entry.schedule(team.ranks.index(rank), size, params)
+        rounds = embed(inner, team.ranks, blocks, lambda block: team.place(block, per_part, cut))
+        if knows is None:
+            return rounds
+        return only_new(rounds, rank, self.units * cut, lambda receiver, block: knows(receiver, block // cut))
 
 
-def total(nodes: Nodes) -> int:
-    """Ranks of all nodes together."""
-    return sum(len(ranks) for ranks in nodes)
+Describe = Callable[..., Iterator[Stage]]  # (nodes, *, parameters): the stages
+
+
+def composition(
+    collective: str,
+    *,
+    units: Callable[[Nodes, Params], int],
+    tokens: bool = False,
+    tune: dict[str, Callable[[int, int], Any]] | None = None,
+    name: str,
+) -> Callable[[Describe], Describe]:
+    """Register a function that gives the stages for some nodes as an algorithm; its parameters are keywords.
+
+    `units(nodes, params)` is the number of outer parts that the stages speak of. With `tokens` the messages
+    carry no data, else those without data are left out. The function may raise `Unsupported`.
+    """
+
+    def register(describe: Describe) -> Describe:
+        @lru_cache(maxsize=16)
+        def composed(node_of: tuple[int, ...], given: tuple[tuple[str, Any], ...]) -> Composition:
+            nodes, params = members(node_of), dict(given)
+            return Composition(describe(nodes, **params), units(nodes, params), tokens=tokens)
+
+        def settle(params: Params) -> Composition:
+            return composed(tuple(params["nodes"]), tuple((k, v) for k, v in params.items() if k != "nodes"))
+
+        def blocks(size: int, params: Params) -> int:
+            made = settle(params)
+            return made.units * made.cut()
+
+        def requires(size: int, params: Params) -> str | None:
+            if (missing := needs_nodes(size, params)) is not None:
+                return missing
+            try:
+                return settle(params).refusal()
+            except Unsupported as error:
+                return str(error)
+
+        @wraps(describe)
+        def generate(rank: int, size: int, **params: Any) -> Schedule:
+            return settle(params).schedule(rank)
+
+        generate.__signature__ = _signature(describe)  # type: ignore[attr-defined]  # functions may have one
+        algorithm(collective, blocks=blocks, requires=requires, tune=tune, name=name)(generate)
+        return describe
+
+    return register
+
+
+def _signature(describe: Describe) -> inspect.Signature:
+    """That of the algorithm: rank and size, and `nodes` for a keyword."""
+    positional = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    first = [inspect.Parameter(word, positional) for word in ("rank", "size")]
+    nodes = inspect.Parameter("nodes", inspect.Parameter.KEYWORD_ONLY, default=None)
+    keywords = [p for p in inspect.signature(describe).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    return inspect.Signature([*first, nodes, *keywords])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from itertools import product
 from math import prod
@@ -27,7 +27,7 @@ from mpicoll.algorithms.trees import (
 from mpicoll.errors import ArgumentError, Unsupported
 from mpicoll.registry import Algorithm, algorithms, get
 from mpicoll.schedule import window_count
-from mpicoll.traffic import Traffic, traffic
+from mpicoll.traffic import Traffic, peer_bytes, traffic
 from mpicoll.verify import verify
 
 ALL = [pytest.param(a, id=str(a)) for a in algorithms()]
@@ -215,7 +215,7 @@ def test_closed_forms_for_every_size(case: str):
 
 def test_every_flat_algorithm_with_a_closed_form_is_in_the_table():
     without = {"double_binary_tree", "scatter_allgather", "scatter_allgather_ring"}
-    without |= {"two_level", "leader", "node_aware"}
+    without |= {"two_level", "leader", "node_aware", "by_node"}
     listed = {case.split()[0] for case in FORMS}
     # The search tree of a reduce has the root's place in its height: see the test of its own.
     missing = {str(a) for a in algorithms() if a.name not in without} - listed - {"reduce/binary_tree"}
@@ -305,7 +305,10 @@ def test_node_aware_all_to_all(nodes: int, per_node: int):
     assert set(counts.sent_of) == {Fraction((per_node - 1) * nodes + (nodes - 1) * per_node, size)}
 
 
-@pytest.mark.parametrize("algorithm", [p for p in ALL if p.values[0].hierarchical])
+OVER_NODES = [p for p in ALL if p.values[0].hierarchical]
+
+
+@pytest.mark.parametrize("algorithm", [p for p in OVER_NODES if p.values[0].name != "by_node"])
 def test_only_the_outer_part_leaves_the_nodes(algorithm: Algorithm):
     """In messages between nodes each of 4 ranks speaks (two_level, node_aware), or only one (leader)."""
     nodes = tuple(rank // 4 for rank in range(12))
@@ -332,6 +335,92 @@ def test_inner_algorithms_with_many_blocks_fit_any_node_map(nodes: tuple[int, ..
     for inter in ("ring", "recursive_halving_doubling", "circulant", "segmented_ring", "double_binary_tree"):
         verify("allreduce/leader", 6, {"nodes": nodes, "inter": inter, "intra": "double_binary_tree"})
         verify("allreduce/two_level", 6, {"nodes": nodes, "inter": inter, "intra": "ring"})
+
+
+def between_nodes(name: str, nodes: Sequence[int], count: int, **params: Any) -> list[list[int]]:
+    """Bytes from each node to each, for parts of `count` bytes."""
+    found = [[0] * (max(nodes) + 1) for _ in range(max(nodes) + 1)]
+    for source, row in zip(
+        nodes, peer_bytes(name, len(nodes), count, 1, {"nodes": nodes, **params}), strict=True
+    ):
+        for target, sent in zip(nodes, row, strict=True):
+            found[source][target] += sent * (source != target)
+    return found
+
+
+@pytest.mark.parametrize(
+    "nodes", [(0, 0, 1, 1, 2, 2, 3, 3), (0, 1, 2, 3, 0, 1, 2, 3), (3, 0, 1, 1, 2, 3, 0, 2)]
+)
+def test_what_leaves_a_node_does_not_depend_on_its_ranks(nodes: tuple[int, ...]):
+    """2(N−1)/N·n: the least for an all-reduce of N nodes, however many ranks are in them and wherever."""
+    for name in ("leader", "two_level"):
+        for inter in ("ring", "circulant", "recursive_halving_doubling"):
+            crossing = between_nodes(f"allreduce/{name}", nodes, 1600, inter=inter)
+            assert [sum(row) for row in crossing] == [2 * 3 * 1600 // 4] * 4
+    assert sum(between_nodes("alltoall/node_aware", nodes, 10)[0]) == 2 * 6 * 10
+    assert sum(between_nodes("allgather/two_level", nodes, 10)[0]) == 2 * 3 * 10
+
+
+@pytest.mark.parametrize("leaders", [1, 2, 3, 4])
+def test_each_of_several_leaders_speaks_for_its_shard(leaders: int):
+    nodes = tuple(rank % 3 for rank in range(12))
+    counts = between_nodes("allreduce/leader", nodes, 1200, leaders=leaders, inter="ring")
+    assert [sum(row) for row in counts] == [2 * 2 * 1200 // 3] * 3
+    speakers = {
+        rank
+        for rank in range(12)
+        for step in get("allreduce", "leader").schedule(rank, 12, {"nodes": nodes, "leaders": leaders})
+        if any(nodes[m.peer] != nodes[rank] for m in step.sends)
+    }
+    assert len(speakers) == 3 * leaders
+
+
+@pytest.mark.parametrize("kind", ["allreduce", "allgather", "reduce_scatter"])
+def test_a_ring_by_node_crosses_each_link_once(kind: str):
+    cyclic = (0, 1, 2, 3, 0, 1, 2, 3)
+    flat = [[0] * 4 for _ in range(4)]
+    for rank, row in enumerate(peer_bytes(f"{kind}/ring", 8, 800, 1)):
+        flat[cyclic[rank]][cyclic[(rank + 1) % 8]] += sum(row)
+    by_node = between_nodes(f"{kind}/by_node", cyclic, 800)
+    for node, row in enumerate(by_node):
+        assert row[(node + 1) % 4] == sum(row) == sum(flat[node]) // 2
+    for flat_name in ("circulant", "swing"):
+        verify(f"{kind}/by_node", 8, {"nodes": cyclic, "flat": flat_name})
+
+
+def test_near_partners_are_of_the_same_node_where_ranks_are_taken_by_node():
+    """Halving by near partners then sends over links what any all-reduce must: half of what it did."""
+    nodes = (0, 1, 2, 3, 0, 1, 2, 3)
+    flat = peer_bytes("allreduce/recursive_halving_doubling", 8, 800, 1)
+    crossing = sum(sent for r, row in enumerate(flat) for d, sent in enumerate(row) if nodes[r] != nodes[d])
+    by_node = between_nodes("allreduce/by_node", nodes, 800, flat="recursive_halving_doubling")
+    assert 2 * sum(map(sum, by_node)) == crossing == 8 * 1200
+
+
+@pytest.mark.parametrize("nodes", [(0, 0, 0, 1), (0, 1, 0, 0), (2, 0, 1, 1, 0, 1, 2, 1, 1)])
+def test_unequal_nodes_send_each_part_over_a_link_once(nodes: tuple[int, ...]):
+    size, number = len(nodes), max(nodes) + 1
+    of = [nodes.count(node) for node in range(number)]
+    crossing = between_nodes("alltoall/node_aware", nodes, 10)
+    assert crossing == [[10 * of[s] * of[d] * (s != d) for d in range(number)] for s in range(number)]
+    gathered = between_nodes("allgather/two_level", nodes, 10, inter="linear")
+    assert gathered == [[10 * of[s] * (s != d) for d in range(number)] for s in range(number)]
+    scattered = between_nodes("reduce_scatter/two_level", nodes, 10, inter="linear")
+    assert scattered == [[10 * of[d] * (s != d) for d in range(number)] for s in range(number)]
+    for name in ("alltoall/node_aware", "allgather/two_level", "reduce_scatter/two_level"):
+        verify(name, size, {"nodes": nodes})
+
+
+@pytest.mark.parametrize("algorithm", OVER_NODES)
+def test_rounds_say_which_stage_they_are(algorithm: Algorithm):
+    nodes = (0, 0, 0, 1, 1, 2, 2, 2)
+    for rank, node in enumerate(nodes):
+        for step in algorithm.schedule(rank, 8, {"nodes": nodes}):
+            places = {nodes[m.peer] == node for m in (*step.sends, *step.recvs)}
+            where = {"intra": {True}, "hand": {True}, "inter": {False}}.get(step.stage.split()[0])
+            assert where in (places, None)
+            assert step.stage
+            assert where is not None or algorithm.name == "by_node"
 
 
 def test_blocks_of_a_composition_stay_few():
@@ -368,7 +457,17 @@ def test_bine_tree_refuses_other_than_powers_of_two():
         ("allreduce/leader", {}, "it needs a node map"),
         ("allreduce/leader", {"nodes": (0, 0)}, "2 entries for 6 ranks"),
         ("allreduce/leader", {"nodes": (0, 1, 2, 2, 2, 2), "inter": "swing"}, "allreduce/swing of 3 ranks"),
-        ("allgather/two_level", {"nodes": (0, 0, 1, 1, 1, 1)}, "equally many ranks, not 2, 4"),
+        (
+            "allreduce/leader",
+            {"nodes": (0, 0, 1, 1, 1, 1), "leaders": 3},
+            "leaders must be 1 to 2, the ranks of",
+        ),
+        (
+            "allreduce/leader",
+            {"nodes": (0, 0, 1, 1, 1, 1), "leaders": 0},
+            "leaders must be 1 to 2, the ranks of",
+        ),
+        ("allreduce/by_node", {"nodes": (0, 0, 1, 1, 1, 1), "flat": "leader"}, "it needs a node map"),
     ],
 )
 def test_what_cannot_be_served_is_refused_with_the_reason(name: str, params: dict[str, Any], reason: str):
@@ -402,7 +501,8 @@ def test_tuned_defaults_are_served(algorithm: Algorithm):
         refusal = algorithm.refusal(size, params)
         assert refusal is None or "segments" not in refusal
         for parameter in algorithm.tune:
-            assert isinstance(params[parameter], int)
+            names = {a.name for a in algorithms(algorithm.collective.name) if not a.hierarchical}
+            assert isinstance(params[parameter], int) or params[parameter] in names
 
 
 @pytest.mark.parametrize("algorithm", [p for p in ALL if "segments" in p.values[0].tune])
