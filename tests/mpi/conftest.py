@@ -110,10 +110,19 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark what is in here; leave out what a marker `ranks` says is not for this many of them."""
+    size = MINE[0].size if MINE[0] is not None else 1
+    elsewhere = []
     for item in items:
         if item.path.is_relative_to(HERE):
             item.add_marker(pytest.mark.mpi)
+            here = item.get_closest_marker("ranks")
+            if here is not None and size not in here.args:
+                elsewhere.append(item)
+    if elsewhere:
+        config.hook.pytest_deselected(items=elsewhere)
+        items[:] = [item for item in items if item not in set(elsewhere)]
 
 
 def pytest_collectreport(report: pytest.CollectReport) -> None:

@@ -15,6 +15,7 @@ from .support import ENGINES, WORLD, answer, values, world
 
 SIZE, RANK = WORLD.size, WORLD.rank
 both_engines = pytest.mark.parametrize("engine", ENGINES)
+some_ranks = pytest.mark.ranks(1, 2, 4)  # what this proves does not depend on their number, and it takes time
 
 BAD_CALLS = {
     "counts": ((np.zeros(5), np.zeros(4)), "must agree"),
@@ -101,6 +102,7 @@ def test_a_rank_that_refuses_a_settled_call_releases_the_others(engine: str) -> 
     np.testing.assert_array_equal(y, SIZE)
 
 
+@some_ranks
 @pytest.mark.skipif(SIZE == 1, reason="needs another rank")
 @both_engines
 def test_a_rank_that_never_comes_is_named(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,6 +162,7 @@ def test_two_plans_in_flight_do_not_mix(engine: str) -> None:
         plan.Free()
 
 
+@some_ranks
 @both_engines
 def test_plans_are_cached_bounded_and_freed(engine: str) -> None:
     comm = mpicoll.Comm(WORLD, engine=engine)

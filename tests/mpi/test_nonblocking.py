@@ -17,6 +17,7 @@ from .support import ENGINES, WORLD, answer, values
 
 SIZE, RANK = WORLD.size, WORLD.rank
 MODES = [("python", "test"), *([("native", "test"), ("native", "thread")] if len(ENGINES) == 2 else [])]
+some_ranks = pytest.mark.ranks(1, 2, 4)  # what this proves does not depend on their number, and it takes time
 modes = pytest.mark.parametrize(("engine", "progress"), MODES, ids=lambda v: v)
 
 
@@ -65,6 +66,7 @@ def test_every_collective(comm: mpicoll.Comm, progress: str, engine: str) -> Non
             assert request.plan.background == (progress == "thread")
 
 
+@some_ranks
 @modes
 def test_many_at_once_complete_in_any_order(comm: mpicoll.Comm) -> None:
     """More calls than lanes, of many sizes, waited for in another order on every rank."""
@@ -124,6 +126,7 @@ def test_the_thread_completes_while_python_computes(monkeypatch: pytest.MonkeyPa
     request.Wait()
 
 
+@some_ranks
 @pytest.mark.skipif(len(ENGINES) < 2, reason="the native engine is not built")
 def test_persistent_plans_in_the_background() -> None:
     comm = mpicoll.Comm(WORLD, engine="native")
