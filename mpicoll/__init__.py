@@ -31,12 +31,14 @@ if TYPE_CHECKING:
     from .comm import Comm
     from .mesh import Mesh
     from .native import native_status
+    from .overlap import GradientReducer
     from .requests import Request
     from .runner import Plan
 
 __version__ = "0.1.0"
 _with_mpi = {
     "Comm": "comm",
+    "GradientReducer": "overlap",
     "Mesh": "mesh",
     "Plan": "runner",
     "Request": "requests",
@@ -55,6 +57,7 @@ def __getattr__(name: str) -> Any:
 __all__ = [
     "ArgumentError",
     "Comm",
+    "GradientReducer",
     "Mesh",
     "MismatchError",
     "MpicollError",

@@ -1,23 +1,36 @@
 /* Nonblocking collectives: programs that complete while Python computes.
  *
- * One thread runs all programs that were submitted, never waiting for a message. It holds no GIL
- * (a reduction by a Python function takes it for as long as that runs). With nothing to do it sleeps; while messages are on their way it looks again at once for a
- * while, and then less and less often, so that computing threads keep their cores.
+ * One thread drives all programs that were submitted. It holds no GIL (a reduction by a Python function
+ * takes it for as long as that runs). With nothing to do it waits for work; while messages are on their way
+ * it looks again at once for a while, and then after a fixed part of the time it has waited already: so it
+ * is never late by more than that part, and computing threads keep their cores.
+ *
+ * A thread that waits for a program has nothing to compute: it drives all programs itself until then, and
+ * the background thread rests. Only one thread at a time is inside MPI for all of this (`driving`), which is
+ * why MPI_THREAD_SERIALIZED is enough as long as nobody else calls MPI meanwhile.
  */
 #include "_runner.h"
 
 #include <pthread.h>
 #include <sched.h>
+#ifdef __linux__
+#include <sys/prctl.h>
+#endif
 #include <time.h>
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t work_came = PTHREAD_COND_INITIALIZER, step_over = PTHREAD_COND_INITIALIZER;
 static pthread_t thread;
 static int thread_runs, thread_must_stop;
-static Program *active;              /* singly linked by `sibling` */
-static long spins = 200;             /* fruitless rounds with sched_yield before sleeping */
-static long longest_sleep_ns = 50000;
-static const long SHORTEST_SLEEP_NS = 2000;
+static int driving;     /* some thread is inside MPI */
+static int foreground;  /* threads that drive, or keep MPI to themselves: the background thread rests */
+static Program *active; /* singly linked by `sibling` */
+/* The policy, see background_policy(). */
+static long spins = 20;
+static long shortest_sleep_ns = 20000, longest_sleep_ns = 1000000;
+static long patience = 8;
+
+static const unsigned CLOCK_EVERY = 256; /* fruitless looks of a waiting thread between two at the clock */
 
 static void unlink_active(Program *p) {
     for (Program **at = &active; *at != NULL; at = &(*at)->sibling)
@@ -28,65 +41,95 @@ static void unlink_active(Program *p) {
         }
 }
 
-/* One look at every active program, with `lock` held at entry and exit. Nonzero if anything moved. */
+static void finish(Program *p, outcome result, int rc) {
+    unlink_active(p);
+    p->ended = mpicoll_now();
+    p->rc = rc;
+    p->failed_at = p->next;
+    if (result == DONE)
+        p->next = 0;
+    p->broken = result != DONE;
+    atomic_store(&p->state, result == DONE ? FINISHED : FAILED);
+}
+
+/* One look at every active program, with `lock` held at entry and exit and `driving` free. Nonzero if
+ * anything moved. */
 static int look_around(void) {
     int moved = 0;
     Program *next;
+    driving = 1;
     for (Program *p = active; p != NULL; p = next) {
-        if (p->busy || (p->after != NULL && atomic_load(&p->after->state) == QUEUED)) {
+        if (p->after != NULL && atomic_load(&p->after->state) == QUEUED) {
             next = p->sibling;
             continue;
         }
         Py_ssize_t before = p->next;
+        int rc = 0;
         p->busy = 1;
         pthread_mutex_unlock(&lock);
-        outcome result = mpicoll_run(p, 0, &p->rc);
+        if (p->began == 0)
+            p->began = mpicoll_now();
+        outcome result = mpicoll_run(p, 0, &rc);
         pthread_mutex_lock(&lock);
         p->busy = 0;
         next = p->sibling;
         moved |= p->next != before;
         if (result != PENDING) {
-            unlink_active(p);
-            p->failed_at = p->next;
-            if (result == DONE)
-                p->next = 0;
-            p->broken = result != DONE;
-            atomic_store(&p->state, result == DONE ? FINISHED : FAILED);
+            finish(p, result, rc);
             moved = 1;
         }
-        pthread_cond_broadcast(&step_over);
     }
+    driving = 0;
+    pthread_cond_broadcast(&step_over);
     return moved;
 }
 
 static void *background(void *unused) {
-    long fruitless = 0, pause = SHORTEST_SLEEP_NS;
+    long fruitless = 0;
+    int64_t since = 0; /* of the first fruitless look after one that moved something */
     (void)unused;
+#ifdef PR_SET_TIMERSLACK
+    prctl(PR_SET_TIMERSLACK, 1000UL, 0UL, 0UL, 0UL); /* [ns], or sleeps take 50 µs more than asked for */
+#endif
     pthread_mutex_lock(&lock);
     while (!thread_must_stop) {
-        if (active == NULL) {
+        if (active == NULL || foreground || driving) {
             pthread_cond_wait(&work_came, &lock);
             fruitless = 0;
-            pause = SHORTEST_SLEEP_NS;
             continue;
         }
         if (look_around()) {
             fruitless = 0;
-            pause = SHORTEST_SLEEP_NS;
             continue;
         }
         pthread_mutex_unlock(&lock);
-        if (++fruitless < spins) {
+        if (fruitless++ == 0)
+            since = mpicoll_now();
+        if (fruitless <= spins) {
             sched_yield();
         } else {
-            struct timespec t = {0, pause};
+            long pause = (long)((mpicoll_now() - since) / patience);
+            pause = pause < shortest_sleep_ns ? shortest_sleep_ns : pause;
+            pause = pause > longest_sleep_ns ? longest_sleep_ns : pause;
+            struct timespec t = {pause / 1000000000, pause % 1000000000};
             nanosleep(&t, NULL);
-            pause = pause * 2 < longest_sleep_ns ? pause * 2 : longest_sleep_ns;
         }
         pthread_mutex_lock(&lock);
     }
     pthread_mutex_unlock(&lock);
     return NULL;
+}
+
+/* Take the driver's seat, with `lock` held: the background thread rests from now on. */
+static void come_forward(void) {
+    foreground++;
+    while (driving)
+        pthread_cond_wait(&step_over, &lock);
+}
+
+static void step_back(void) {
+    if (--foreground == 0 && active != NULL)
+        pthread_cond_signal(&work_came);
 }
 
 /* submit(after): hand the program to the background thread. `after` is a program or None. */
@@ -101,6 +144,7 @@ PyObject *mpicoll_submit(PyObject *self, PyObject *after) {
     Py_BEGIN_ALLOW_THREADS
     pthread_mutex_lock(&lock);
     p->after = after == Py_None ? NULL : (Program *)after;
+    p->began = p->ended = 0;
     atomic_store(&p->state, QUEUED);
     Program **end = &active;
     while (*end != NULL)
@@ -125,7 +169,7 @@ PyObject *mpicoll_submit(PyObject *self, PyObject *after) {
     Py_RETURN_NONE;
 }
 
-/* After a submitted program is over, or was taken back: give its reference back, raise if it failed. */
+/* After a submitted program is over, or was given up: give its reference back, raise if it failed. */
 static int settle(Program *p) {
     int failed = atomic_exchange(&p->state, IDLE) == FAILED;
     pthread_mutex_lock(&lock); /* with the GIL: its holders never wait for that */
@@ -138,7 +182,7 @@ static int settle(Program *p) {
     return result;
 }
 
-/* test() -> bool: whether the background thread has finished a submitted program. */
+/* test() -> bool: whether a submitted program is over. */
 PyObject *mpicoll_test(PyObject *self, PyObject *unused) {
     Program *p = (Program *)self;
     int state = atomic_load(&p->state);
@@ -149,32 +193,85 @@ PyObject *mpicoll_test(PyObject *self, PyObject *unused) {
     Py_RETURN_TRUE;
 }
 
-/* join(): take a submitted program back from the background thread and run it to its end here: a thread
- * that waits has nothing better to do. */
+/* Drive all programs until `p` is over, with `lock` held. Asks Python now and then whether to go on. */
+static void drive_until_over(Program *p) {
+    int64_t ask_at = 0;
+    int asked = 0;
+    unsigned fruitless = 0;
+    while (atomic_load(&p->state) == QUEUED) {
+        if (driving) { /* another thread that waits is looking for all of us */
+            pthread_cond_wait(&step_over, &lock);
+            continue;
+        }
+        if (look_around()) {
+            ask_at = asked = 0;
+            continue;
+        }
+        driving = 1; /* what Python does when asked calls MPI, too */
+        pthread_mutex_unlock(&lock);
+        if (p->polite)
+            sched_yield();
+        int answer = 0;
+        if (++fruitless % CLOCK_EVERY == 0)
+            answer = mpicoll_ask_at_times(p, &ask_at, &asked);
+        pthread_mutex_lock(&lock);
+        driving = 0;
+        pthread_cond_broadcast(&step_over);
+        if (answer < 0 && atomic_load(&p->state) == QUEUED)
+            finish(p, RAISED, GAVE_UP);
+    }
+}
+
+/* join(): drive all submitted programs from here until this one is over. */
 PyObject *mpicoll_join(PyObject *self, PyObject *unused) {
     Program *p = (Program *)self;
     if (atomic_load(&p->state) == IDLE)
         Py_RETURN_NONE;
     Py_BEGIN_ALLOW_THREADS
     pthread_mutex_lock(&lock);
-    while (p->busy)
-        pthread_cond_wait(&step_over, &lock);
-    unlink_active(p);
+    foreground++; /* the background thread finishes its look, then rests */
+    drive_until_over(p);
+    step_back();
     pthread_mutex_unlock(&lock);
     Py_END_ALLOW_THREADS
-    /* Programs that come after this one begin only when it is over, so it stays QUEUED until then. */
-    p->joining = 1;
-    int failed = atomic_load(&p->state) == QUEUED && mpicoll_advance(p, 1) < 0;
-    p->joining = 0;
-    if (failed) {
-        PyObject *type, *value, *traceback;
-        PyErr_Fetch(&type, &value, &traceback);
-        settle(p);
-        PyErr_Restore(type, value, traceback);
-        return NULL;
-    }
     if (settle(p) < 0)
         return NULL;
+    Py_RETURN_NONE;
+}
+
+/* retire(): the program never runs again; one that was submitted stops where it stands. */
+PyObject *mpicoll_retire(PyObject *self, PyObject *unused) {
+    Program *p = (Program *)self;
+    p->broken = 1;
+    if (atomic_load(&p->state) == IDLE)
+        Py_RETURN_NONE;
+    Py_BEGIN_ALLOW_THREADS
+    pthread_mutex_lock(&lock);
+    come_forward();
+    unlink_active(p);
+    step_back();
+    pthread_mutex_unlock(&lock);
+    Py_END_ALLOW_THREADS
+    atomic_store(&p->state, FINISHED); /* those that come after it may begin, and fail for themselves */
+    settle(p);
+    Py_RETURN_NONE;
+}
+
+/* hold(): keep the background thread out of MPI until release(). Calls nest. */
+PyObject *mpicoll_hold(PyObject *self, PyObject *unused) {
+    Py_BEGIN_ALLOW_THREADS
+    pthread_mutex_lock(&lock);
+    come_forward();
+    pthread_mutex_unlock(&lock);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+PyObject *mpicoll_release(PyObject *self, PyObject *unused) {
+    pthread_mutex_lock(&lock);
+    if (foreground > 0)
+        step_back();
+    pthread_mutex_unlock(&lock);
     Py_RETURN_NONE;
 }
 
@@ -193,12 +290,18 @@ PyObject *mpicoll_stop_background(PyObject *self, PyObject *unused) {
     Py_RETURN_NONE;
 }
 
-/* background_policy(spins, longest_sleep_ns): how eagerly the thread looks for messages. */
+/* background_policy(spins, shortest, longest, patience) -> the policy before: how eagerly the thread looks. */
 PyObject *mpicoll_background_policy(PyObject *self, PyObject *args) {
-    long new_spins, new_sleep;
-    if (!PyArg_ParseTuple(args, "ll", &new_spins, &new_sleep))
+    long new[4];
+    if (!PyArg_ParseTuple(args, "llll", &new[0], &new[1], &new[2], &new[3]))
         return NULL;
-    spins = new_spins;
-    longest_sleep_ns = new_sleep;
-    Py_RETURN_NONE;
+    if (new[0] < 0 || new[1] < 0 || new[2] < new[1] || new[3] < 1) {
+        PyErr_SetString(PyExc_ValueError, "spins >= 0, 0 <= shortest <= longest [ns], patience >= 1");
+        return NULL;
+    }
+    PyObject *before = Py_BuildValue("llll", spins, shortest_sleep_ns, longest_sleep_ns, patience);
+    pthread_mutex_lock(&lock);
+    spins = new[0], shortest_sleep_ns = new[1], longest_sleep_ns = new[2], patience = new[3];
+    pthread_mutex_unlock(&lock);
+    return before;
 }

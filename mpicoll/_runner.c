@@ -24,7 +24,7 @@ static const int64_t SOON_NS = 200000;
 static const unsigned CLOCK_EVERY = 256; /* tests between two looks at the clock */
 static const int64_t REDUCE_LIMIT = 1 << 30;
 
-static int64_t now(void) {
+int64_t mpicoll_now(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
@@ -45,6 +45,19 @@ static int64_t keep_waiting(Program *p, int first) {
     return next;
 }
 
+int mpicoll_ask_at_times(Program *p, int64_t *ask_at, int *asked) {
+    int64_t time = mpicoll_now();
+    if (*ask_at == 0)
+        *ask_at = time + SOON_NS;
+    if (time < *ask_at)
+        return 0;
+    int64_t pause = keep_waiting(p, !(*asked)++);
+    if (pause < 0)
+        return -1;
+    *ask_at = mpicoll_now() + pause;
+    return 0;
+}
+
 static outcome wait_for(Program *p, const step *s, int blocking, int *rc) {
     char *first = p->requests + s->a * p->request_size;
     int64_t ask_at = 0;
@@ -60,17 +73,8 @@ static outcome wait_for(Program *p, const step *s, int blocking, int *rc) {
             return PENDING;
         if (p->polite)
             sched_yield();
-        if (tests % CLOCK_EVERY == 0) {
-            int64_t time = now();
-            if (ask_at == 0)
-                ask_at = time + SOON_NS;
-            else if (time >= ask_at) {
-                int64_t pause = keep_waiting(p, !asked++);
-                if (pause < 0)
-                    return RAISED;
-                ask_at = now() + pause;
-            }
-        }
+        if (tests % CLOCK_EVERY == 0 && mpicoll_ask_at_times(p, &ask_at, &asked) < 0)
+            return RAISED;
     }
 }
 
@@ -112,7 +116,7 @@ outcome mpicoll_run(Program *p, int blocking, int *rc) {
             memcpy((void *)s->a, (const void *)s->b, (size_t)s->n);
             break;
         case MARK:
-            *(int64_t *)s->a = now();
+            *(int64_t *)s->a = mpicoll_now();
             break;
         }
         if (*rc != 0)
@@ -125,7 +129,7 @@ outcome mpicoll_run(Program *p, int blocking, int *rc) {
 int mpicoll_advance(Program *p, int blocking) {
     if (p->broken)
         return mpicoll_raise_failure(p, PLAN_IS_BROKEN, p->next);
-    if (p->busy || (atomic_load(&p->state) == QUEUED && !p->joining))
+    if (p->busy || atomic_load(&p->state) == QUEUED)
         return mpicoll_raise_failure(p, PLAN_IS_BUSY, p->next);
     int rc = 0;
     outcome result;
@@ -183,13 +187,13 @@ static PyObject *program_advance(PyObject *self, PyObject *blocking) {
     return result < 0 ? NULL : PyBool_FromLong(result);
 }
 
-static PyObject *program_retire(PyObject *self, PyObject *unused) {
-    ((Program *)self)->broken = 1;
-    Py_RETURN_NONE;
-}
-
 static PyObject *program_position(PyObject *self, void *closure) {
     return PyLong_FromSsize_t(((Program *)self)->next);
+}
+
+static PyObject *program_flight(PyObject *self, void *closure) {
+    Program *p = (Program *)self;
+    return Py_BuildValue("dd", p->began * 1e-9, p->ended * 1e-9);
 }
 
 static int program_init(PyObject *self, PyObject *args, PyObject *kwargs) {
@@ -261,17 +265,20 @@ static void program_dealloc(PyObject *self) {
 }
 
 static PyMethodDef program_methods[] = {
-    {"retire", program_retire, METH_NOARGS, "retire(): never run again."},
+    {"retire", mpicoll_retire, METH_NOARGS, "retire(): never run again; stop where it stands."},
     {"submit", mpicoll_submit, METH_O,
      "submit(after): let the background thread run it, once the program `after` (or None) is over."},
     {"test", mpicoll_test, METH_NOARGS, "test() -> bool: whether a submitted program is over."},
-    {"join", mpicoll_join, METH_NOARGS, "join(): run a submitted program to its end, here if need be."},
+    {"join", mpicoll_join, METH_NOARGS, "join(): drive all submitted programs from here until this one is over."},
     {"advance", program_advance, METH_O,
      "advance(blocking) -> bool: run until done (True), or until a message is not there yet (False)."},
     {NULL}};
 
 static PyGetSetDef program_getset[] = {
-    {"position", program_position, NULL, "The step that comes next.", NULL}, {NULL}};
+    {"position", program_position, NULL, "The step that comes next.", NULL},
+    {"flight", program_flight, NULL,
+     "When it began and ended in the background [s of time.monotonic()], the last time.", NULL},
+    {NULL}};
 
 static PyTypeObject ProgramType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "mpicoll._runner.Program",
@@ -292,7 +299,10 @@ static PyTypeObject ProgramType = {
 static PyMethodDef module_methods[] = {
     {"stop_background", mpicoll_stop_background, METH_NOARGS, "stop_background(): end the background thread."},
     {"background_policy", mpicoll_background_policy, METH_VARARGS,
-     "background_policy(spins, longest_sleep_ns): how eagerly the background thread looks for messages."},
+     "background_policy(spins, shortest, longest, patience) -> the one before: the background thread looks for\n"
+     "messages `spins` times, yielding; then after every 1/`patience` of the time waited, in bounds [ns]."},
+    {"hold", mpicoll_hold, METH_NOARGS, "hold(): keep the background thread out of MPI until release()."},
+    {"release", mpicoll_release, METH_NOARGS, "release(): let the background thread go on."},
     {"kernel", kernel, METH_O, "kernel(name) -> address of a reduction such as 'sum_f4', or None."},
     {NULL}};
 

@@ -48,11 +48,11 @@ typedef struct Program {
     int polite;        /* give up the core between tests */
     int busy;          /* somebody is running it */
     int broken;        /* it failed, or was freed: it never runs again */
-    int joining;       /* taken back from the background thread */
     /* In the background (guarded by `lock`, but for `state`): */
     atomic_int state;
     int rc;                  /* why it FAILED, */
     Py_ssize_t failed_at;    /* and in which step */
+    int64_t began, ended;    /* the clock when it was first and last looked at [ns] */
     struct Program *after;   /* must be over before this one begins */
     struct Program *sibling; /* next in the list of the background thread */
     vectorcallfunc call;
@@ -69,6 +69,13 @@ outcome mpicoll_run(Program *p, int blocking, int *rc);
  * 1 done, 0 pending, -1 raised. */
 int mpicoll_advance(Program *p, int blocking);
 
+/* The time [ns] of the clock that Python calls monotonic. */
+int64_t mpicoll_now(void);
+
+/* Called, without the GIL, often in a long wait: asks Python from time to time whether to go on. -1: no (it has
+ * raised). The two variables start at 0 and belong to the wait. */
+int mpicoll_ask_at_times(Program *p, int64_t *ask_at, int *asked);
+
 /* What `failure` is told besides MPI's error codes, which are positive. */
 enum { GAVE_UP = -1, PLAN_IS_BROKEN = -2, PLAN_IS_BUSY = -3 };
 
@@ -80,6 +87,9 @@ int mpicoll_raise_failure(Program *p, int code, Py_ssize_t position);
 PyObject *mpicoll_submit(PyObject *self, PyObject *after);
 PyObject *mpicoll_test(PyObject *self, PyObject *unused);
 PyObject *mpicoll_join(PyObject *self, PyObject *unused);
+PyObject *mpicoll_retire(PyObject *self, PyObject *unused);
+PyObject *mpicoll_hold(PyObject *self, PyObject *unused);
+PyObject *mpicoll_release(PyObject *self, PyObject *unused);
 PyObject *mpicoll_stop_background(PyObject *self, PyObject *unused);
 PyObject *mpicoll_background_policy(PyObject *self, PyObject *args);
 

@@ -11,12 +11,33 @@ computes. Otherwise a call advances whenever any request is tested or waited for
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 from .runner import Plan
 
+try:
+    from . import _runner
+except ImportError:  # then there is only the python engine, and no thread
+    _thread: Any = None
+else:
+    _thread = _runner
+
 LANES = 8
 _open: list[Request] = []  # begun and not over, oldest first
+
+
+@contextmanager
+def background_held() -> Iterator[None]:
+    """Within: the background thread stays out of MPI."""
+    if _thread is not None:
+        _thread.hold()
+    try:
+        yield
+    finally:
+        if _thread is not None:
+            _thread.release()
 
 
 class Request:

@@ -153,6 +153,18 @@ class Plan:
 
     free = Free
 
+    def abandon(self) -> None:
+        """Stop where it stands and never run again: its messages stay where they are, with their memory."""
+        self.active = False
+        self.run = _freed
+        self._engine.retire()
+
+    @property
+    def flight(self) -> tuple[float, float]:
+        """When it began and ended in the background, the last time it ran [s of `time.perf_counter`]."""
+        times: tuple[float, float] = self._engine.flight
+        return times
+
     def listen(self) -> None:
         """Look for news from other ranks (called now and then while something is not complete)."""
         self.environment.idle()

@@ -20,7 +20,7 @@ FLOORS = (
     ("network", "holdings", "verify", "verify_large", "traffic", "cost", "draw", "cases", "mutants"),
     ("agree", "buffers", "ops", "topology", "plan", "lockstep", "calls"),
     ("_runner", "watch", "memory", "native", "runner", "requests"),
-    ("select", "cache", "planner", "mesh", "comm", "overlap"),
+    ("select", "cache", "planner", "mesh", "comm", "buckets", "overlap"),
     ("__init__",),
     ("bench",),
     ("__main__",),

@@ -1,0 +1,407 @@
+"""Gradients averaged over all ranks while the backward pass still computes the others.
+
+A `GradientReducer` gathers gradients in *buckets* (S. Li et al., "PyTorch Distributed", VLDB 2020): one
+all-reduce of many gradients costs one latency, and the first can be on their way while the last are computed.
+The buckets are filled in the order in which gradients become ready, measured in the first step.
+
+    reducer = mpicoll.GradientReducer(comm, {"w1": grad_w1, "b1": grad_b1, "w2": grad_w2})
+    for batch in data:
+        ...                        # the backward pass fills grad_w2, then
+        reducer.ready("w2")        # launched as soon as its bucket is full
+        ...
+        reducer.wait()             # as late as possible: all gradients now hold the ranks' average
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+from .agree import Agreement
+from .buckets import Bucket, Layout, Parameter, first_difference, lay_out, listed
+from .comm import Comm
+from .errors import ArgumentError, MismatchError, MpicollError
+from .requests import background_held
+from .runner import Plan, check_background
+
+BUCKET_BYTES = 4 << 20
+
+
+class Flight(NamedTuple):
+    """One bucket's way in one step; times in seconds of `time.perf_counter`."""
+
+    bucket: int
+    nbytes: int
+    launched: float  # full, and handed over
+    began: float  # its first message was started
+    ended: float  # the result was there
+    waited: float  # the program came to wait for it
+    arrived: float  # and went on
+
+
+class GradientReducer:
+    """Averages named gradients over the ranks of `comm`, in buckets, overlapped with what computes them.
+
+    `gradients` maps names to arrays, in the order of the forward pass: the buckets of the first step are
+    filled in reverse. All ranks must register the same names, shapes and types. Construction, the end of the
+    first step, and `free` are collective.
+
+    - `bucket_bytes`, `first_bucket_bytes` (a quarter of it): how full buckets get, see `buckets.lay_out`;
+    - `average`: divide by the number of ranks (else the sum is returned);
+    - `views`: the reducer owns the gradients; ``reducer.gradients[name]`` are views of its buckets, to be
+      fetched anew after the first `wait`. Nothing is copied. Without, `ready` copies a gradient into its
+      bucket, and the result is copied back;
+    - `wire_dtype`: such as "float16": gradients travel in this type (not with `views`). They are divided by
+      the number of ranks first, so that sums do not overflow;
+    - `unused`: "error", or "zero" to let a gradient that was not ready count as zero;
+    - `overlap`: False runs every bucket to its end when it is full, in one order on all ranks;
+    - `background`: True promises that between the first `ready` and the end of `wait` nobody else calls MPI,
+      which MPI_THREAD_SERIALIZED needs; by default a thread makes progress at MPI_THREAD_MULTIPLE, and
+      elsewhere every `ready` does;
+    - `engine`, `algorithm`, `channels`, … as for `Comm.Allreduce_init`.
+
+    A rank that fails in the middle of a step (in here, or in a ``with reducer:`` block, or because its
+    program ends) tells the others, which raise `RevokedError` where they wait; the reducer cannot be used
+    any more. Raises `ArgumentError` and `MismatchError` on all ranks alike on construction.
+    """
+
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        gradients: Mapping[str, Any],
+        *,
+        bucket_bytes: int = BUCKET_BYTES,
+        first_bucket_bytes: int | None = None,
+        average: bool = True,
+        views: bool = False,
+        wire_dtype: Any = None,
+        unused: str = "error",
+        overlap: bool = True,
+        background: bool | None = None,
+        engine: str | None = None,
+        **options: Any,
+    ) -> None:
+        self._comm = Comm(comm, engine=engine)
+        self._options, self._sizes = options, (bucket_bytes, first_bucket_bytes or max(1, bucket_bytes // 4))
+        self._average, self._views, self._unused, self._overlap = average, views, unused, overlap
+        self._parameters = self._agree(gradients, wire_dtype, background)
+        self._number = {p.name: n for n, p in enumerate(self._parameters)}
+        self.gradients: dict[str, Any] = dict(gradients)
+        self._syncing, self._rebuilt = True, False
+        self._plans: list[Plan] = []
+        self._state = _State()
+        self._end = weakref.finalize(self, _left_open, self._agreement, self._state, self._comm.rank)
+        self.flights: list[Flight] = []
+        self._bind(lay_out(self._parameters, range(len(gradients) - 1, -1, -1), *self._sizes))
+
+    # -- construction ----------------------------------------------------------------------------
+
+    @property
+    def _agreement(self) -> Agreement:
+        return self._comm._planner.agreement
+
+    def _agree(self, gradients: Mapping[str, Any], wire: Any, background: bool | None) -> list[Parameter]:
+        """Check the arguments, and that all ranks gave the same. Collective."""
+        found: list[Parameter] = []
+        error = None
+        try:
+            found = [_parameter(name, array, wire, self._average) for name, array in gradients.items()]
+            if self._unused not in ("error", "zero"):
+                raise ArgumentError(f'unused is "error" or "zero", not {self._unused!r}')
+            if self._views and any(p.wire != p.dtype for p in found):
+                raise ArgumentError("views have the type that travels: give no wire_dtype with views=True")
+            lay_out(found, range(len(found)), *self._sizes)
+            self._background = self._overlap and check_background(self._comm.engine, background)
+        except ArgumentError as caught:
+            error = caught
+        self._agreement.begin()
+        ways = self._sizes, self._average, self._views, self._unused, self._overlap
+        try:
+            self._agreement.settle(("gradients", tuple(found), ways, repr(self._options)), error)
+        except MismatchError:
+            raise MismatchError(self._mismatch((tuple(found), ways, repr(self._options)))) from None
+        return found
+
+    def _mismatch(self, mine: tuple[Any, ...]) -> str:
+        """Where ranks differ, in words: a thousand parameters are too many to print. Collective."""
+        everyone = self._comm._planner.comm.allgather(mine)
+        rank, other = next((r, one) for r, one in enumerate(everyone) if one != everyone[0])
+        if other[0] != everyone[0][0]:
+            return f"gradients differ between ranks: {first_difference(everyone[0][0], other[0], rank)}"
+        return f"options differ between ranks: {everyone[0][1:]} on rank 0, {other[1:]} on rank {rank}"
+
+    def _bind(self, layout: Layout) -> None:
+        """Make flat arrays, views and plans of a layout. Collective."""
+        flats = {wire: np.zeros(length, wire) for wire, length in layout.lengths.items()}
+        slots = []
+        for parameter, offset in zip(self._parameters, layout.offsets, strict=True):
+            flat = flats[parameter.wire][offset : offset + parameter.size]
+            slots.append(flat.reshape(parameter.shape))
+        if self._views:
+            for parameter, slot in zip(self._parameters, slots, strict=True):
+                np.copyto(slot, self.gradients[parameter.name])
+                self.gradients[parameter.name] = slot
+        for plan in self._plans:
+            plan.Free()
+        self._layout, self._slots = layout, slots
+        self._plans = [
+            self._comm.Allreduce_init(
+                MPI.IN_PLACE, flats[b.wire][b.start : b.stop], background=self._background, **self._options
+            )
+            for b in layout.buckets
+        ]
+        self._buckets_of: list[list[int]] = [[] for _ in self._parameters]
+        for number, bucket in enumerate(layout.buckets):
+            for piece in bucket.pieces:
+                self._buckets_of[piece.parameter].append(number)
+        self._begin_step()
+
+    def _begin_step(self) -> None:
+        self._state.open = False
+        self._sources: dict[int, Any] = {}  # by parameter, in the order in which they became ready
+        self._lacking = [len(bucket.pieces) for bucket in self._layout.buckets]
+        self._flying: list[int] = []
+        self._launched: dict[int, float] = {}
+        self._under_way = [len(numbers) for numbers in self._buckets_of]
+
+    @property
+    def buckets(self) -> tuple[Bucket, ...]:
+        """The buckets, in the order in which they are expected to be full."""
+        return self._layout.buckets
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """Names in the order in which their gradients are expected to become ready."""
+        return tuple(self._parameters[index].name for index in self._layout.order)
+
+    # -- a step ----------------------------------------------------------------------------------
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Within: `ready` and `wait` do nothing, while gradients are accumulated. On all ranks alike."""
+        if self._state.open:
+            raise ArgumentError("no_sync() in the middle of a step: call wait() first")
+        before, self._syncing = self._syncing, False
+        try:
+            yield
+        finally:
+            self._syncing = before
+
+    def ready(self, name: str, gradient: Any = None) -> None:
+        """Say that a gradient is complete: in the registered array, or, without `views`, in `gradient`.
+
+        Until `wait`, the array belongs to the reducer with `views`; without, it may be used.
+        Raises `ArgumentError` for an unknown name, another shape or type, or one that was ready before.
+        """
+        if not self._syncing:
+            return
+        with self._telling():
+            self._agreement.check()
+            index = self._number.get(name)
+            if index is None:
+                known = listed(list(self._number))
+                raise ArgumentError(f"no gradient {name!r} is registered; there are {known}")
+            if index in self._sources:
+                raise ArgumentError(f"gradient {name!r} became ready twice in a step; was wait() forgotten?")
+            self._take(index, self.gradients[name] if gradient is None else gradient)
+        if not self._background:
+            for number in self._flying:
+                self._plans[number].Test()
+
+    def _take(self, index: int, gradient: Any) -> None:
+        """Bring a gradient into its buckets and launch those that are full."""
+        parameter, slot = self._parameters[index], self._slots[index]
+        if gradient is not slot:
+            if self._views:
+                name = repr(parameter.name)
+                raise ArgumentError(f"gradient {name}: with views=True write into reducer.gradients[{name}]")
+            if gradient.shape != parameter.shape or gradient.dtype.str != parameter.dtype:
+                raise ArgumentError(
+                    f"gradient {parameter.name!r} was registered as {parameter.shape} {parameter.dtype}, "
+                    f"not {gradient.shape} {gradient.dtype.str}"
+                )
+            if self._scales_first(parameter):
+                np.multiply(gradient, 1 / self._comm.size, out=slot, casting="same_kind")
+            else:
+                np.copyto(slot, gradient, casting="same_kind")
+        if not self._state.open:
+            self._state.open, self.flights = True, []
+        self._sources[index] = gradient
+        for number in self._buckets_of[index]:
+            self._lacking[number] -= 1
+            if self._lacking[number] == 0 and self._overlap:
+                self._launch(number)
+        while not self._overlap and self._next_is_full():
+            self._launch(len(self._launched))
+
+    def _scales_first(self, parameter: Parameter) -> bool:
+        return self._average and parameter.wire != parameter.dtype
+
+    def _next_is_full(self) -> bool:
+        number = len(self._launched)
+        return number < len(self._plans) and self._lacking[number] == 0
+
+    def _launch(self, number: int) -> None:
+        self._launched[number] = time.perf_counter()
+        if self._overlap:
+            self._plans[number].Start()
+            self._flying.append(number)
+        else:
+            self._plans[number]()
+            now = time.perf_counter()
+            self.flights.append(self._flight(number, (self._launched[number], now), now, now))
+
+    def wait(self) -> None:
+        """Wait until all gradients are averaged.
+
+        Raises `ArgumentError`, naming them, if some are not ready on this rank, and `RevokedError`, naming
+        them, if they are not on another.
+        """
+        for _ in self.arriving():
+            pass
+
+    def arriving(self) -> Iterator[str]:
+        """`wait`, but yields each name as soon as its gradient is there, while others are under way.
+
+        To be exhausted: a rank that leaves earlier gives the step up.
+        """
+        if not self._syncing:
+            return
+        with self._telling():
+            self._agreement.check()
+            self._settle_unused()
+            for number in list(self._launched):
+                self._land(number)
+                for piece in self._layout.buckets[number].pieces:
+                    self._under_way[piece.parameter] -= 1
+                    if not self._under_way[piece.parameter]:
+                        self._give_back(piece.parameter)
+                        yield self._parameters[piece.parameter].name
+            yield from (p.name for p in self._parameters if not p.size)
+            if not self._rebuilt:
+                self._rebuild()
+            self._begin_step()
+
+    def _land(self, number: int) -> None:
+        """Wait for a bucket, and note its flight."""
+        if not self._overlap:
+            return
+        waited = time.perf_counter()
+        plan = self._plans[number]
+        plan.Wait()
+        arrived = time.perf_counter()
+        times = plan.flight if self._background else (self._launched[number], arrived)
+        self.flights.append(self._flight(number, times, waited, arrived))
+
+    def _flight(self, number: int, times: tuple[float, float], waited: float, arrived: float) -> Flight:
+        nbytes = self._layout.buckets[number].nbytes
+        return Flight(number, nbytes, self._launched[number], *times, waited, arrived)
+
+    def _settle_unused(self) -> None:
+        missing = [n for n in range(len(self._parameters)) if n not in self._sources]
+        if missing and self._unused == "error":
+            names = listed([self._parameters[n].name for n in missing])
+            raise ArgumentError(
+                f"{len(missing)} of {len(self._parameters)} gradients were not ready when rank "
+                f"{self._comm.rank} came to wait: {names}; call ready() for each, or give unused='zero'"
+            )
+        for index in sorted(missing, key=self._layout.order.index):
+            name = self._parameters[index].name
+            self.gradients[name][...] = 0
+            self._take(index, self.gradients[name])
+
+    def _give_back(self, index: int) -> None:
+        """Divide, and put the result where the gradient came from."""
+        slot, source, parameter = self._slots[index], self._sources[index], self._parameters[index]
+        if self._average and self._comm.size > 1 and not self._scales_first(parameter):
+            np.divide(slot, self._comm.size, out=source)
+        elif source is not slot:
+            np.copyto(source, slot)
+
+    def _rebuild(self) -> None:
+        """After the first step: fill buckets in the order of readiness, as rank 0 saw it. Collective."""
+        order = np.array(list(self._sources), np.int64)
+        self._comm.Bcast(order, root=0)
+        self._rebuilt = True
+        if tuple(order) != self._layout.order:
+            self._bind(lay_out(self._parameters, order.tolist(), *self._sizes))
+
+    # -- failure and the end -----------------------------------------------------------------------
+
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            self._abandon(error)
+            raise
+
+    def _abandon(self, error: BaseException) -> None:
+        """Give up, and tell the other ranks why."""
+        self._state.open = False
+        why = f"rank {self._comm.rank} gave up its gradients: {type(error).__name__}: {error}"
+        with background_held():
+            self._agreement.revoke(why)
+        for plan in self._plans:
+            plan.abandon()
+
+    def __enter__(self) -> GradientReducer:
+        """Within: an exception on this rank is told to the others, who wait for its gradients."""
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        """Free the reducer, or give it up."""
+        if error is None:
+            self.free()
+        else:
+            self._abandon(error)
+
+    def free(self) -> None:
+        """Free plans and communicator. Collective; not in the middle of a step."""
+        if self._state.open:
+            raise MpicollError("free() in the middle of a step: call wait() first")
+        for plan in self._plans:
+            plan.Free()
+        self._plans = []
+        self._comm.Free()
+
+
+class _State:
+    """What the end of the program must know: whether a step is open."""
+
+    def __init__(self) -> None:
+        self.open = False
+
+
+def _left_open(agreement: Agreement, state: _State, rank: int) -> None:
+    """At the end of the program, or of the reducer's life: others may be waiting for this rank."""
+    if state.open and not MPI.Is_finalized():
+        with background_held():
+            agreement.revoke(f"rank {rank} ended in the middle of a step, with gradients not ready")
+
+
+def _parameter(name: str, array: Any, wire: Any, average: bool) -> Parameter:
+    """What is registered for an array. Raises `ArgumentError` for one that cannot be reduced."""
+    dtype = array.dtype
+    if dtype.kind not in "fc" and (average or dtype.kind not in "iu"):
+        raise ArgumentError(f"gradient {name!r} has type {dtype}: only real and complex ones have an average")
+    sent = dtype if wire is None else _wire_dtype(wire)
+    if sent.kind != dtype.kind or sent.itemsize > dtype.itemsize:
+        raise ArgumentError(f"gradient {name!r} has type {dtype}, which cannot be sent as {sent}")
+    if MPI.Datatype.fromcode(sent.char) == MPI.DATATYPE_NULL:
+        raise ArgumentError(f"this MPI library has no type for {sent}; use float32 on the wire")
+    return Parameter(name, tuple(array.shape), dtype.str, sent.str, sent.itemsize)
+
+
+def _wire_dtype(wire: Any) -> np.dtype[Any]:
+    try:
+        dtype: np.dtype[Any] = np.dtype(wire)
+    except TypeError:
+        raise ArgumentError(f"wire_dtype {wire!r} is no NumPy type; float16 and float32 are") from None
+    return dtype
