@@ -143,13 +143,13 @@ class Request:
 
     @staticmethod
     def advance_open() -> bool:
-        """Advance all open requests of this process; whether there are any.
+        """Advance all open requests and started plans of this process; whether there are any.
 
         A rank that waits in one collective must go on serving those that it began before.
         """
         for request in list(_open):
             request._advance()
-        return bool(_open)
+        return Plan.serve_started() or bool(_open)
 
     def __repr__(self) -> str:
         """What it is and where it stands."""

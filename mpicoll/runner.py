@@ -64,6 +64,10 @@ def check_engine(engine: str | None) -> str:
     return engine
 
 
+_abandoned: list[Plan] = []
+_started: dict[Plan, None] = {}  # and not over, nor waited for, in the order in which they were started
+
+
 class Plan:
     """A collective operation, ready to run any number of times on the same buffers.
 
@@ -94,6 +98,7 @@ class Plan:
         self.rounds = program.rounds
         self.background: bool = facts.get("background", False)
         self.active = False
+        self._failed_served: Exception | None = None
         self.users = 0  # unfinished requests that refer to it
         self._watch = Watch(program, environment, f"{self.collective}/{self.algorithm}")
         bound = self._bound = Bound(program, environment, buffers, tag)
@@ -125,23 +130,50 @@ class Plan:
             self.active = True
         else:
             self.active = not self._engine.advance(False)
+            if self.active:
+                _started[self] = None
 
     def Test(self) -> bool:
         """Do what can be done without waiting; True when the operation is complete."""
         if self.active:
+            self._raise_served()
             self.active = False  # and so it stays if this fails
             over = self._engine.test() if self.background else self._engine.advance(False)
             self.active = not over
+            if over:
+                _started.pop(self, None)
         return not self.active
 
     def Wait(self) -> None:
         """Complete the operation."""
         if self.active:
+            self._raise_served()
             self.active = False
+            _started.pop(self, None)  # the wait serves all others
             if self.background:
                 self._engine.join()
             else:
                 self._engine.advance(True)
+
+    @staticmethod
+    def serve_started() -> bool:
+        """Advance all plans that were started and are not waited for; whether there are any.
+
+        Ranks may wait for theirs in different orders. What goes wrong is for a plan's owner to hear.
+        """
+        for plan in list(_started):
+            try:
+                plan.Test()
+            except Exception as error:
+                plan._failed_served, plan.active = error, True
+                _started.pop(plan, None)
+        return bool(_started)
+
+    def _raise_served(self) -> None:
+        error, self._failed_served = self._failed_served, None
+        if error is not None:
+            self.active = False
+            raise error
 
     def Free(self) -> None:
         """Free the plan's requests. It cannot run again."""
@@ -154,7 +186,12 @@ class Plan:
     free = Free
 
     def abandon(self) -> None:
-        """Stop where it stands and never run again: its messages stay where they are, with their memory."""
+        """Stop where it stands and never run again.
+
+        Messages that are under way cannot be called back: they keep the plan and its buffers for ever.
+        """
+        _abandoned.append(self)
+        _started.pop(self, None)
         self.active = False
         self.run = _freed
         self._engine.retire()

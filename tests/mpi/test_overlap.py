@@ -60,7 +60,7 @@ def test_average_is_that_of_the_undivided_batch(way: str, views: bool, nbytes: i
             run_step(reducer, step)
 
 
-@pytest.mark.parametrize("algorithm", ["ring", "circulant", "binomial_tree", "swing"])
+@pytest.mark.parametrize("algorithm", ["ring", "circulant", "binomial_tree"])
 def test_any_algorithm(algorithm: str) -> None:
     with make(algorithm=algorithm) as reducer:
         run_step(reducer, 1)
@@ -299,5 +299,4 @@ def test_thousands_of_steps_leave_nothing_behind() -> None:
         assert threads == before[0]
         assert kilobytes < before[1] + 2000, "more than 1 KB a step"
         assert len(reducer._plans) == plans
-        assert not reducer._comm._planner.plans or len(reducer._comm._planner.plans) < 4
     assert (grads["p0"] == 1999).all()
