@@ -153,8 +153,10 @@ def launcher_words(site: Site, *, gpus: bool = False) -> list[str]:
     if site.launcher == "srun":
         bind = "cores" if site.binding == "core" else "none"
         return ["srun", f"--mpi={site.mpi}", "--kill-on-bad-exit=1", f"--cpu-bind={bind}", *site.flags]
-    flag = "--bind-to" if site.flavour == "openmpi" else "-bind-to"
-    return [site.mpirun, flag, site.binding, *site.flags]
+    if site.flavour == "openmpi":  # its daemons hand on what is named, and nothing else for sure
+        named = [word for name, _ in site.environment for word in ("-x", name)]
+        return [site.mpirun, "--bind-to", site.binding, *named, *site.flags]
+    return [site.mpirun, "-bind-to", site.binding, *site.flags]
 
 
 def submission(

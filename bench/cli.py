@@ -67,4 +67,4 @@ def _speaks() -> bool:
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is None or mpi.Is_finalized() or not mpi.Is_initialized():
         return is_first()
-    return mpi.COMM_WORLD.rank == 0
+    return mpi.COMM_WORLD.rank == 0 and (mpi.COMM_WORLD.size > 1 or is_first())

@@ -30,7 +30,7 @@ def add_parser(verbs: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print what is known; with ``--strict``, status 1 if something makes measurements worthless."""
-    world = start(args.thread_level)
+    world = start(args.thread_level, diagnose=True)
     import mpicoll
 
     native = mpicoll.native_status()

@@ -14,7 +14,7 @@ from mpicoll.bench.cases import expand
 from mpicoll.bench.contenders import own_algorithms
 from mpicoll.bench.session import Session
 from mpicoll.bench.spec import Contender, Spec, make_spec
-from mpicoll.bench.world import StopSignals, World, launcher_problem, start
+from mpicoll.bench.world import StopSignals, World, start
 from mpicoll.errors import ArgumentError
 
 _PLAN_KEYWORDS = ("channels", "depth")
@@ -116,8 +116,6 @@ def run(args: argparse.Namespace) -> int:
     world = start(spec.thread_level)
     with world.together():
         load(args.load)
-        if problem := launcher_problem(world.size):
-            raise ArgumentError(problem)
         cases = expand(spec, world.size)
         contenders = {name: contenders_for(spec, name) for name in spec.collective}
         _check_contenders(spec, contenders)

@@ -64,24 +64,29 @@ def let_the_first_speak() -> None:
 
     An mpirun ends the job at the first bad status, and with it what another rank had still to print
     (Open MPI does; seen under load). Before MPI has begun there is nothing to wait with but time;
-    where it runs, `MPI_Finalize` keeps the ranks together.
+    where it runs, `MPI_Finalize` keeps the ranks together, unless each is alone in a world of its own.
     """
-    if "mpi4py.MPI" not in sys.modules and not is_first():
+    mpi = sys.modules.get("mpi4py.MPI")
+    if not is_first() and (mpi is None or mpi.Is_finalized() or mpi.COMM_WORLD.size == 1):
         time.sleep(_HEAD_START)
 
 
 def launcher_problem(size: int) -> str | None:
     """Why a world of `size` ranks is not the one that was asked for, or None.
 
-    An mpirun of another MPI starts N worlds of one rank each; so does forgetting it inside a job.
+    An mpirun of another MPI starts N worlds of one rank each; so do srun with the wrong ``--mpi`` and
+    forgetting the launcher inside a job, all with exit status 0.
     """
     told = launched() or (0, int(os.environ.get("SLURM_NTASKS", "1") or 1))
-    if size == 1 and told[1] > 1:
-        return (
-            f"the launcher started {told[1]} ranks, but MPI sees a world of 1: "
-            "use the mpirun or srun that belongs to the MPI which mpi4py uses (`mpicoll info` names it)"
-        )
-    return None
+    if size > 1 or told[1] <= 1:
+        return None
+    text = (
+        f"the launcher started {told[1]} ranks, but MPI sees a world of 1: "
+        "use the mpirun or srun that belongs to the MPI which mpi4py uses (`mpicoll info` names it)"
+    )
+    if "SLURM_JOB_ID" in os.environ:
+        text += "; with srun, MPICH mostly needs --mpi=pmi2 and Open MPI --mpi=pmix (`srun --mpi=list`)"
+    return text
 
 
 @dataclass(slots=True)
@@ -167,8 +172,12 @@ class World:
             raise Refused(agreed, status)
 
 
-def start(thread_level: str) -> World:
-    """Begin MPI at a thread level (before anything imports `mpi4py.MPI`), and find out where we are."""
+def start(thread_level: str, *, diagnose: bool = False) -> World:
+    """Begin MPI at a thread level (before anything imports `mpi4py.MPI`), and find out where we are.
+
+    Raises `Refused` in each of many worlds of one rank, which nobody wants; unless `diagnose`, for a verb
+    that is to say what is wrong.
+    """
     # Forking a child (git) is safe only before MPI has begun.
     facts = (machine.describe_machine(), machine.software()) if is_first() else ({}, {})
     import mpi4py
@@ -183,6 +192,8 @@ def start(thread_level: str) -> World:
     levels = {MPI.THREAD_SINGLE: "single", MPI.THREAD_FUNNELED: "funneled",
               MPI.THREAD_SERIALIZED: "serialized", MPI.THREAD_MULTIPLE: "multiple"}  # fmt: skip
     control = MPI.COMM_WORLD.Dup()
+    if not diagnose and (problem := launcher_problem(control.size)):
+        raise Refused(problem)
     here = (MPI.Get_processor_name(), machine.compact(machine.affinity()), machine.cpu_quota())
     hosts, cpus, quota = map(list, zip(*control.allgather(here), strict=True))
     if control.rank == 0 and not facts[0]:
@@ -207,9 +218,11 @@ def start(thread_level: str) -> World:
 
 
 class StopSignals:
-    """SIGINT and SIGTERM set a flag that ranks look at together between measurements.
+    """SIGINT, SIGTERM and SIGUSR1 set a flag that ranks look at together between measurements.
 
-    A second signal of the same kind does what it would have done without us.
+    A second signal of the same kind does what it would have done without us. SIGUSR1 is how a batch system
+    warns of the time limit; launchers pass it on, sometimes twice and sometimes late, so that from the first
+    one on it is ignored. The exit status is 128 + the signal's number in every case.
     """
 
     def __init__(self) -> None:
@@ -218,18 +231,18 @@ class StopSignals:
 
     def __enter__(self) -> StopSignals:
         """Begin to catch."""
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
             self._before[number] = signal.signal(number, self._note)
         return self
 
     def __exit__(self, *_: object) -> None:
         """Stop catching."""
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_IGN if number == signal.SIGUSR1 and self.received else handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.received = self.received or number
-        signal.signal(number, self._before[number])
+        signal.signal(number, signal.SIG_IGN if number == signal.SIGUSR1 else self._before[number])
 
     def check(self, world: World) -> None:
         """Raise `Stopped` on all ranks if any of them was told to stop. Collective."""

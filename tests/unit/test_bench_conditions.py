@@ -155,7 +155,10 @@ def test_a_world_too_small_is_a_problem(monkeypatch):
     assert world.launcher_problem(1) is None
     monkeypatch.setenv("SLURM_NTASKS", "4")  # a batch script without srun
     assert "started 4 ranks" in world.launcher_problem(1)
+    assert "--mpi=pmi2" not in world.launcher_problem(1)
     assert world.launcher_problem(4) is None
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    assert "--mpi=pmi2" in world.launcher_problem(1)
 
 
 def test_a_signal_is_noted_once_and_then_does_what_it_did_before():
@@ -176,6 +179,19 @@ def test_a_signal_is_noted_once_and_then_does_what_it_did_before():
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_the_warning_of_a_time_limit_stops_and_is_harmless_when_it_comes_again():
+    before = signal.getsignal(signal.SIGUSR1)
+    try:
+        with world.StopSignals() as stop:
+            signal.raise_signal(signal.SIGUSR1)
+            signal.raise_signal(signal.SIGUSR1)  # would kill us if nobody ignored it
+            assert stop.received == signal.SIGUSR1
+        signal.raise_signal(signal.SIGUSR1)  # a launcher may be late
+        assert world.Stopped(stop.received).status == 138
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 def test_machine_facts_are_json_and_true():

@@ -276,7 +276,7 @@ def test_a_site_decides_what_a_script_says():
     for line in (
         "#SBATCH --partition=debug", "#SBATCH --exclusive", "#SBATCH --time=01:00:00",
         "#SBATCH --signal=B:USR1@60", "module load gcc/13 openmpi/5", "source venv/bin/activate",
-        "export UCX_TLS=rc,self", "launcher=(mpirun --bind-to core)",
+        "export UCX_TLS=rc,self", "launcher=(mpirun --bind-to core -x UCX_TLS)",
     ):  # fmt: skip
         assert lines.count(line) == 1, line
     assert "#SBATCH --time=00:30:00" not in lines
