@@ -8,6 +8,7 @@ from typing import Any
 
 from mpicoll.bench import machine
 from mpicoll.bench.world import World, launcher_problem
+from mpicoll.locality import parse_cpus
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ def _binding(world: World) -> Hazard | None:
     for node in sorted(set(world.nodes)):
         masks = Counter(world.cpus[rank] for rank, at in enumerate(world.nodes) if at == node)
         mask, ranks = masks.most_common(1)[0]
-        if ranks > 1 and len(machine.expand_compact(mask)) > 1:
+        if ranks > 1 and len(parse_cpus(mask)) > 1:
             return Hazard(
                 f"ranks are not bound: {ranks} of them may run on any of CPUs {mask}",
                 "they move between cores and lose their caches",
@@ -82,7 +83,7 @@ def _binding(world: World) -> Hazard | None:
 def _shared_cores(world: World) -> Hazard | None:
     """Bound ranks on hardware threads of one core (known for the node of rank 0 only)."""
     at_home = [rank for rank, node in enumerate(world.nodes) if node == world.nodes[0]]
-    single = [cpus for rank in at_home if len(cpus := machine.expand_compact(world.cpus[rank])) == 1]
+    single = [cpus for rank in at_home if len(cpus := parse_cpus(world.cpus[rank])) == 1]
     cores = Counter(machine.physical_core(cpu) for cpus in single for cpu in cpus)
     crowded = [core for core, ranks in cores.items() if ranks > 1]
     if not crowded or world.oversubscribed:

@@ -12,7 +12,8 @@ from mpicoll.bench.hazards import Hazard, find_hazards
 from mpicoll.bench.spec import THREAD_LEVELS
 from mpicoll.bench.world import World, start
 
-_MOST_LINES = 64  # of the placement map, before it is shortened
+# Of the map of nodes, before it is shortened: nodes, and ranks of a domain.
+_MOST_LINES, _MOST_WORDS = 64, 16
 
 
 def add_parser(verbs: Any) -> None:
@@ -50,6 +51,7 @@ def run(args: argparse.Namespace) -> int:
 
 def describe(world: World, native: tuple[bool, str], hazards: list[Hazard]) -> dict[str, Any]:
     """Everything known about the conditions of this job, for `run.json` and ``info --json``."""
+    topology = world.topology
     return {
         "machine": world.machine,
         "software": world.software,
@@ -63,6 +65,13 @@ def describe(world: World, native: tuple[bool, str], hazards: list[Hazard]) -> d
             {"rank": rank, "host": host, "node": node, "cpus": cpus}
             for rank, (host, node, cpus) in enumerate(zip(world.hosts, world.nodes, world.cpus, strict=True))
         ],
+        "topology": {
+            "placement": topology.placement,
+            "leaders": topology.leaders,
+            "node_of": topology.node_of,
+            "socket_of": topology.socket_of,
+            "numa_of": topology.numa_of,
+        },
         "load": machine.load(),
         "environment": machine.environment(),
         "slurm": machine.slurm(),
@@ -88,8 +97,8 @@ def as_text(world: World, native: tuple[bool, str], hazards: list[Hazard]) -> st
         f"mpicoll   {soft.get('mpicoll') or 'not installed as a package'}{state}",
         f"software  mpi4py {soft.get('mpi4py')}, numpy {soft.get('numpy')}, Python {soft.get('python')}",
         f"engine    native: {native[1]}",
-        f"job       {world.size} ranks on {world.node_count} nodes, at most {world.ppn} on one",
-        *placement_lines(world),
+        f"job       {world.topology}",
+        *node_map(world),
         "",
     ]
     if not hazards:
@@ -101,13 +110,28 @@ def as_text(world: World, native: tuple[bool, str], hazards: list[Hazard]) -> st
     return "\n".join(lines)
 
 
-def placement_lines(world: World) -> list[str]:
-    """Which rank is where, and on which CPUs; shortened for large jobs."""
-    lines = [
-        f"  rank {rank:<5} node {node:<4} {host:<20} CPUs {cpus}"
-        for rank, (host, node, cpus) in enumerate(zip(world.hosts, world.nodes, world.cpus, strict=True))
-    ]
-    if len(lines) <= _MOST_LINES:
-        return lines
+def node_map(world: World) -> list[str]:
+    """Who is where: a line per node, shortened for large jobs."""
+    lines = [_node_line(world, node) for node in range(world.node_count)]
     half = _MOST_LINES // 2
-    return [*lines[:half], f"  … {len(lines) - 2 * half} more (all with --json) …", *lines[-half:]]
+    if len(lines) > _MOST_LINES:
+        lines = [*lines[:half], f"  … {len(lines) - 2 * half} more nodes (all with --json) …", *lines[-half:]]
+    return lines
+
+
+def _node_line(world: World, node: int) -> str:
+    """A node's ranks with the CPUs they may run on, by NUMA domain where it has ranks in several."""
+    topology, ranks = world.topology, world.topology.nodes[node]
+    domains = topology.domains("numa")
+    parts = []
+    for domain in dict.fromkeys(domains[rank] for rank in ranks):
+        inside = [rank for rank in ranks if domains[rank] == domain]
+        words = [f"{rank} ({world.cpus[rank]})" for rank in inside]
+        if len(words) > _MOST_WORDS:
+            half = _MOST_WORDS // 2
+            words = [*words[:half], f"… {len(words) - 2 * half} more …", *words[-half:]]
+        name = topology.numa_of[inside[0]] if topology.numa_of else None
+        several = len({domains[rank] for rank in ranks}) > 1
+        title = "" if not several else f"NUMA {name}: " if name is not None else "over several NUMA domains: "
+        parts.append(title + "  ".join(words))
+    return f"  node {node:<4} {world.hosts[ranks[0]]:<20} ranks (CPUs)  {';  '.join(parts)}"

@@ -12,6 +12,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from mpicoll.locality import parse_cpus
+
 _CPU = Path("/sys/devices/system/cpu")
 # Variables that change what MPI does, or that say where a job runs. Nothing else of the environment is kept.
 _ENVIRONMENT = (
@@ -53,19 +55,6 @@ def compact(numbers: Iterable[int]) -> str:
         else:
             runs.append([number, number])
     return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
-
-
-def expand_compact(text: str) -> set[int]:
-    """The inverse of `compact`.
-
-    >>> sorted(expand_compact("0-2,7"))
-    [0, 1, 2, 7]
-    """
-    numbers: set[int] = set()
-    for part in filter(None, text.split(",")):
-        low, _, high = part.partition("-")
-        numbers.update(range(int(low), int(high or low) + 1))
-    return numbers
 
 
 def affinity() -> list[int]:
@@ -129,7 +118,7 @@ def _memory_bytes() -> int | None:
 def describe_machine() -> dict[str, Any]:
     """The facts that decide whether two results are of one kind of machine, and those that spoil one."""
     model, virtual = _cpuinfo()
-    online = expand_compact(read_text(_CPU / "online") or "") or set(range(os.cpu_count() or 1))
+    online = parse_cpus(read_text(_CPU / "online") or "") or set(range(os.cpu_count() or 1))
     governors = {read_text(_CPU / f"cpu{cpu}/cpufreq/scaling_governor") for cpu in online} - {None}
     return {
         "cpu_model": model,

@@ -15,10 +15,14 @@ import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from mpicoll.bench import machine
 from mpicoll.errors import MpicollError
+from mpicoll.locality import parse_cpus
+
+if TYPE_CHECKING:
+    from mpicoll.topology import Topology
 
 # What each launcher tells its processes: (rank, number of ranks).
 _LAUNCHERS = (
@@ -99,7 +103,7 @@ class World:
     thread_level: str
     hosts: list[str]  # of each rank
     cpus: list[str]  # the CPUs each rank may use, as ranges
-    nodes: tuple[int, ...]  # node number of each rank
+    topology: Topology  # where each rank runs
     quota: list[float | None]  # CPU limit on each rank's node
     machine: dict[str, Any]  # of rank 0
     software: dict[str, Any]
@@ -112,19 +116,24 @@ class World:
         return self.rank == 0
 
     @property
+    def nodes(self) -> tuple[int, ...]:
+        """Node number of each rank."""
+        return self.topology.node_of
+
+    @property
     def node_count(self) -> int:
         """Number of nodes."""
-        return len(set(self.nodes))
+        return len(self.topology.nodes)
 
     @property
     def ppn(self) -> int:
         """The most ranks on one node."""
-        return max(self.nodes.count(node) for node in set(self.nodes))
+        return self.topology.ppn
 
     def cpus_of_node(self, node: int) -> int:
         """How many CPUs the ranks of a node may use together, at most its quota rounded up."""
         ranks = [rank for rank, at in enumerate(self.nodes) if at == node]
-        together = len(set().union(*(machine.expand_compact(self.cpus[rank]) for rank in ranks)))
+        together = len(set().union(*(parse_cpus(self.cpus[rank]) for rank in ranks)))
         quota = self.quota[ranks[0]]
         return together if quota is None else min(together, max(1, -int(-quota // 1)))
 
@@ -187,7 +196,7 @@ def start(thread_level: str, *, diagnose: bool = False) -> World:
     mpi4py.rc.thread_level = thread_level
     from mpi4py import MPI
 
-    from mpicoll.topology import placement
+    from mpicoll.topology import Topology
 
     levels = {MPI.THREAD_SINGLE: "single", MPI.THREAD_FUNNELED: "funneled",
               MPI.THREAD_SERIALIZED: "serialized", MPI.THREAD_MULTIPLE: "multiple"}  # fmt: skip
@@ -207,7 +216,7 @@ def start(thread_level: str, *, diagnose: bool = False) -> World:
         thread_level=levels[MPI.Query_thread()],
         hosts=hosts,
         cpus=cpus,
-        nodes=placement(control)[0],
+        topology=Topology.of(control),
         quota=quota,
         machine=described,
         software=software,

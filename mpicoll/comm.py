@@ -35,6 +35,7 @@ from .errors import ArgumentError
 from .planner import Planner
 from .requests import Request
 from .runner import Plan
+from .topology import Topology
 
 
 class Comm(MPI.Intracomm):
@@ -66,8 +67,13 @@ class Comm(MPI.Intracomm):
 
     @property
     def nodes(self) -> tuple[int, ...]:
-        """The node of each rank (see `topology.node_map`)."""
-        return self._planner.nodes
+        """The node of each rank."""
+        return self._planner.topology.node_of
+
+    @property
+    def node_topology(self) -> Topology:
+        """Where its ranks run: nodes, sockets, NUMA domains (`topology` is MPI's, of grids and graphs)."""
+        return self._planner.topology
 
     @property
     def engine(self) -> str:

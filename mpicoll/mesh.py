@@ -8,6 +8,7 @@ from typing import Any
 
 from mpi4py import MPI
 
+from .algorithms.nodes import members
 from .comm import Comm
 from .errors import ArgumentError
 
@@ -32,6 +33,30 @@ class Mesh:
             rest, coordinates[name] = divmod(rest, self.shape[name])
         self.coordinates: Mapping[str, int] = {name: coordinates[name] for name in self.shape}
         self._groups = {name: self.group(name) for name in self.shape}
+
+    @classmethod
+    def over_nodes(cls, comm: MPI.Intracomm, /, level: str = "node") -> Mesh:
+        """The mesh of nodes and places on them, for any placement of ranks. Collective.
+
+        Along "local" lie the ranks of one node, along "node" those at the same place of each. With `level`
+        "socket" or "numa" it is these instead of nodes. Ranks keep their numbers in `comm`, not in the
+        mesh's own communicator.
+
+        Raises `ArgumentError`, on all ranks, if nodes have different numbers of ranks.
+        """
+        own = comm if isinstance(comm, Comm) else Comm(comm)
+        try:
+            nodes = members(own.node_topology.domains(level))
+            counts = sorted({len(ranks) for ranks in nodes})
+            if len(counts) > 1:
+                raise ArgumentError(f"the mesh needs equally many ranks on every {level}, not {counts}")
+            order = [rank for ranks in nodes for rank in ranks]
+            mesh = cls(own.Split(0, order.index(own.rank)), node=len(nodes), local=counts[0])
+        finally:
+            if own is not comm:
+                own.Free()
+        mesh._own_comm = True
+        return mesh
 
     def __getitem__(self, axis: str) -> Comm:
         """The group of this rank along an axis."""

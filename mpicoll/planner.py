@@ -27,7 +27,7 @@ from .requests import LANES, Request
 from .runner import Plan, check_background, check_engine
 from .schedule import blocks_of
 from .select import choose, default_channels
-from .topology import placement
+from .topology import Topology
 from .watch import Environment
 
 TAGS_PER_PLAN = 16  # the deepest channel rotation
@@ -61,7 +61,8 @@ class Planner:
     def __init__(self, comm: MPI.Intracomm, engine: str | None) -> None:
         self.comm = comm.Dup()
         self.rank, self.size = comm.rank, comm.size
-        self.nodes, polite = placement(self.comm)
+        self.topology = Topology.of(self.comm)
+        polite = self.topology.crowded[self.rank]
         top = self.comm.Get_attr(MPI.TAG_UB)
         self.tag_top = 32767 if top is None else int(top)
         self.agreement = Agreement(self.comm, self.tag_top, polite, Request.advance_open)
@@ -273,7 +274,7 @@ class Planner:
                 f"these do: {able}"
             )
         if entry.hierarchical and params.get("nodes") is None:
-            params["nodes"] = self.nodes
+            params["nodes"] = self.topology.node_of
         if call.root is not None:
             params["root"] = call.root
         resolved = entry.resolve(self.size, params, call.nbytes)

@@ -19,6 +19,7 @@ PYTHON = [text for language, text in BLOCKS if language == "python"]
 
 # What each example must print when it is run on some ranks, {n} of them.
 EXAMPLES = {
+    "over_nodes.py": "summed in two steps on {n} ranks",
     "my_allreduce.py": "ran on {n} ranks: equal to NumPy's sum",
     "quickstart.py": "on {n} ranks",
 }

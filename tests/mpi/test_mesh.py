@@ -36,6 +36,15 @@ def test_every_axis_is_a_comm_of_the_ranks_along_it() -> None:
     mesh.Free()
 
 
+def test_a_mesh_over_nodes_has_the_ranks_of_a_node_along_one_axis() -> None:
+    """One node here; tests/cluster has several."""
+    for comm in (WORLD, world(ENGINES[-1])):
+        mesh = mpicoll.Mesh.over_nodes(comm)
+        assert dict(mesh.shape) == {"node": 1, "local": SIZE}
+        assert mesh.coordinates == {"node": 0, "local": RANK}
+        mesh.Free()
+
+
 def test_collectives_outstanding_on_two_groups_do_not_mix() -> None:
     mesh = mpicoll.Mesh(world(ENGINES[-1]), data=SIZE // INNER, tensor=INNER)
     whole = mpicoll.Mesh(world(ENGINES[-1]), one=SIZE, none=1)

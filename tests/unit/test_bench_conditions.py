@@ -17,6 +17,8 @@ from mpicoll.bench.info import as_text, describe
 from mpicoll.bench.progress import summary_line
 from mpicoll.bench.timing import cost_of, measure, no_garbage_collection, orders, timer_facts
 from mpicoll.errors import ArgumentError
+from mpicoll.locality import parse_cpus
+from mpicoll.topology import Topology
 
 NATIVE = (True, "available")
 KNOWN = {
@@ -30,7 +32,7 @@ KNOWN = {
 }
 
 
-def job(nodes, cpus, *, quota=None, thread_level="funneled", **facts):
+def job(nodes, cpus, *, numa=(), quota=None, thread_level="funneled", **facts):
     """A `World` as ranks on `nodes` with these CPU masks would see it."""
     size = len(nodes)
     return world.World(
@@ -40,7 +42,7 @@ def job(nodes, cpus, *, quota=None, thread_level="funneled", **facts):
         thread_level=thread_level,
         hosts=[f"host{node}" for node in nodes],
         cpus=list(cpus),
-        nodes=tuple(nodes),
+        topology=Topology(tuple(nodes), numa_of=numa),
         quota=[quota] * size,
         machine={**KNOWN, **facts},
         software={"python": "3", "mpicoll": None, "mpi4py": "4", "numpy": "2", "git": None},
@@ -129,10 +131,25 @@ def test_every_hazard_says_what_to_do():
     assert describe(worst, NATIVE, [])["oversubscribed"] is True
 
 
-def test_a_large_placement_is_shortened():
-    lines = as_text(job([0] * 1000, ["0"] * 1000), NATIVE, []).splitlines()
+def test_the_map_shows_who_is_where():
+    cyclic = job([0, 1, 0, 1], ["0", "0-1", "2", "2-3"], numa=(0, None, 1, 1))
+    text = as_text(cyclic, NATIVE, [])
+    assert "job       4 ranks on 2 nodes, 2 each, cyclic placement" in text
+    assert "node 0    host0                ranks (CPUs)  NUMA 0: 0 (0);  NUMA 1: 2 (2)" in text
+    assert (
+        "node 1    host1                ranks (CPUs)  over several NUMA domains: 1 (0-1);  NUMA 1: 3 (2-3)"
+        in text
+    )
+    assert describe(cyclic, NATIVE, [])["topology"]["leaders"] == (0, 1)
+
+
+def test_the_map_of_a_large_job_is_shortened():
+    text = as_text(job([0] * 1000, ["0"] * 1000), NATIVE, [])
+    assert "984 more" in text
+    assert max(map(len, text.splitlines())) < 300
+    lines = as_text(job(range(1000), ["0"] * 1000), NATIVE, []).splitlines()
     assert len(lines) < 90
-    assert any("936 more" in line for line in lines)
+    assert any("936 more nodes" in line for line in lines)
 
 
 @pytest.mark.parametrize(
@@ -198,7 +215,7 @@ def test_machine_facts_are_json_and_true():
     facts = machine.describe_machine()
     assert facts["logical_cpus"] >= facts["physical_cores"] >= 1
     assert len(machine.affinity()) <= facts["logical_cpus"]
-    assert machine.expand_compact(machine.compact({5, 1, 2, 3})) == {1, 2, 3, 5}
+    assert parse_cpus(machine.compact({5, 1, 2, 3})) == {1, 2, 3, 5}
     assert machine.read_text("/none/such") is None
 
 
