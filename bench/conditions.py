@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mpicoll.bench.machine import expand_compact
 from mpicoll.bench.store import StoreError
+from mpicoll.locality import parse_cpus
+from mpicoll.topology import Topology
 
 #: What a campaign varies on purpose. All else in a run's identity must be equal for its results to be pooled.
-FACTORS = ("spec", "ranks", "nodes", "ppn")
+FACTORS = ("spec", "ranks", "nodes", "ppn", "placement")
 _NAMES = {
     "cpu_model": "CPU", "architecture": "architecture", "logical_cpus": "logical CPUs",
     "physical_cores": "cores", "mpi": "MPI library", "thread_level": "thread level", "commit": "commit",
@@ -95,22 +96,15 @@ def placement(launch: Mapping[str, Any]) -> str:
     """
     places = launch.get("placement") or []
     nodes = [place["node"] for place in places]
-    order = [] if len(set(nodes)) < 2 else [_order(nodes)]
+    order = [] if len(set(nodes)) < 2 else [Topology(tuple(nodes)).placement]
     return ", ".join([*order, "bound" if _bound(places) else "not bound"])
-
-
-def _order(nodes: list[int]) -> str:
-    if nodes == sorted(nodes):
-        return "block"
-    count = len(set(nodes))
-    return "cyclic" if nodes == [rank % count for rank in range(len(nodes))] else "other order"
 
 
 def _bound(places: list[Mapping[str, Any]]) -> bool:
     """Whether no CPU is shared by two ranks of a node."""
     taken: set[tuple[int, int]] = set()
     for place in places:
-        mine = {(place["node"], cpu) for cpu in expand_compact(place["cpus"])}
+        mine = {(place["node"], cpu) for cpu in parse_cpus(place["cpus"])}
         if taken & mine:
             return False
         taken |= mine

@@ -65,6 +65,7 @@ class Session:
             "thread_level": world.thread_level,
             "native_engine": self.native[0],
             **{key: facts[key] for key in ("ranks", "nodes", "ppn")},
+            "placement": world.topology.placement,
             "spec": self.spec.identity(),
         }
         store = Store(self.directory, resume=self.resume, each=self.record.add)
@@ -167,6 +168,7 @@ class Session:
             "launch": self.launch, "case": step.case, "pass": step.number, "collective": case.collective,
             "buffer": "host", "dtype": case.dtype, "op": case.op or None, "root": case.root,
             "ranks": world.size, "nodes": world.node_count, "ppn": world.ppn,
+            "placement": world.topology.placement,
             "oversubscribed": world.oversubscribed, "thread_level": world.thread_level, "count": case.count,
             "msg_bytes": case.msg_bytes, "total_bytes": case.total_bytes, "cache": case.cache,
             "primed": case.msg_bytes < spec.prime_below, "sync": spec.sync, "batch": spec.batch,

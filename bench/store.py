@@ -7,8 +7,8 @@ Paths carry no data: all that is known is in columns.
 
 Schema history
 1: first version.
-2: new columns `pass`, `batch`, `late`, `start_skew`, `stopped_by` (see `ADDED`). Schema 1 is read, and not
-   continued.
+2: new columns `pass`, `batch`, `late`, `start_skew`, `stopped_by`, `placement` (see `ADDED`). Schema 1
+   is read, and not continued.
 """
 
 from __future__ import annotations
@@ -32,12 +32,20 @@ SCHEMA = 2
 COLUMNS = (
     "launch", "case", "pass", "case_rows", "order", "collective", "implementation", "requested", "algorithm",
     "params", "engine", "channels", "depth", "rounds", "buffer", "dtype", "op", "root", "ranks", "nodes",
-    "ppn", "oversubscribed", "thread_level", "count", "msg_bytes", "total_bytes", "cache", "primed", "sync",
-    "batch", "iteration", "warmup", "late", "seconds", "seconds_min", "skew", "slowest_rank", "start_skew",
-    "build_seconds", "first_seconds", "checked", "stopped_by", "status", "reason",
+    "ppn", "placement", "oversubscribed", "thread_level", "count", "msg_bytes", "total_bytes", "cache",
+    "primed", "sync", "batch", "iteration", "warmup", "late", "seconds", "seconds_min", "skew",
+    "slowest_rank", "start_skew", "build_seconds", "first_seconds", "checked", "stopped_by", "status",
+    "reason",
 )  # fmt: skip
 #: Columns that schema 1 does not have, and what its rows would say there.
-ADDED: dict[str, Any] = {"pass": 0, "batch": 1, "late": False, "start_skew": None, "stopped_by": None}
+ADDED: dict[str, Any] = {
+    "pass": 0,
+    "batch": 1,
+    "late": False,
+    "start_skew": None,
+    "stopped_by": None,
+    "placement": None,
+}
 _HEADERS = {
     (",".join(names) + "\n").encode(): names
     for names in (COLUMNS, tuple(name for name in COLUMNS if name not in ADDED))

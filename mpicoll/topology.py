@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-
-from mpi4py import MPI
+from typing import TYPE_CHECKING
 
 from .algorithms.nodes import Nodes, members
 from .errors import ArgumentError
 from .locality import numa_of, socket_of
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,8 @@ class Topology:
         A rank has to share its cores if the ranks of its node that may run on one of them are more than
         they are.
         """
+        from mpi4py import MPI  # here, so that those who only read topologies start no MPI
+
         local = comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank)
         try:
             leader = local.bcast(comm.rank, root=0)
