@@ -29,12 +29,18 @@ from .partition import block_offset
 from .registry import Algorithm, Params
 from .schedule import Recv, Round, Send, Side, blocks_of
 
-SEND, RECV, WORK, LANDING = range(4)
+SEND, RECV, WORK, LANDING, DEVICE_SEND, DEVICE_RECV, MIRROR = range(7)
+SPACE_NAMES = "send recv work landing device_send device_recv mirror".split()
+MAIN, DOWN, UP = range(3)  # streams: the caller's, and those of copies to and from the host
+CALLER = -1  # stands for everything that was queued on the caller's stream before the program
 PACK_BYTES = 16384  # mean bytes per run of blocks below which a scattered message is packed
 
 
 class Region(NamedTuple):
-    """`length` elements from `offset` on in one of the spaces SEND, RECV, WORK, LANDING."""
+    """`length` elements from `offset` on in one of the spaces SEND, RECV, WORK, LANDING.
+
+    Programs for device memory have more spaces, see `staging`.
+    """
 
     space: int
     offset: int
@@ -82,19 +88,36 @@ class Copy(NamedTuple):
     source: Region
 
 
+class Sync(NamedTuple):
+    """Wait, on the host, until queued step number `after` is done (see `Program.device`)."""
+
+    after: int
+
+
+class Await(NamedTuple):
+    """Let what is queued on `stream` from here on wait for queued step number `after`."""
+
+    stream: int
+    after: int
+
+
 class Mark(NamedTuple):
     """Note the time. Stage ``program.stages[number]`` begins here, and with the last mark nothing."""
 
     number: int
 
 
-Step = Start | Wait | Combine | Copy | Mark
+Step = Start | Wait | Combine | Copy | Mark | Sync | Await
 UNNAMED_STAGE = "all"  # of schedules that name no stages
 
 
 @dataclass(slots=True)
 class Program:
-    """What one rank does, in order. `places[i]` is the (channel, round) of step i."""
+    """What one rank does, in order. `places[i]` is the (channel, round) of step i.
+
+    Copies and combinations that touch the spaces `device` are *queued*: they happen some time after the
+    program has come by them, in order within a stream. They are numbered from 0 on in the order of steps.
+    """
 
     rank: int
     size: int
@@ -104,6 +127,8 @@ class Program:
     places: list[tuple[int, int]] = field(default_factory=list)
     work: int = 0  # elements of scratch for results that have no place in the receive buffer
     landing: int = 0  # elements of scratch for messages on their way in or out
+    device: frozenset[int] = frozenset()  # spaces in device memory
+    mirror: int = 0  # elements of host memory through which messages of device memory pass
     timed: bool = False
     stages: list[str] = field(default_factory=list)  # what each mark but the last begins
 
@@ -112,6 +137,14 @@ class Program:
         for step in steps:
             self.steps.append(step)
             self.places.append(place)
+
+    def stream(self, step: Step) -> int | None:
+        """The stream that a step is queued on; None: it is not queued."""
+        if not isinstance(step, Copy | Combine) or self.device.isdisjoint(region.space for region in step):
+            return None
+        if isinstance(step, Copy) and step.source.space in (DEVICE_SEND, DEVICE_RECV):
+            return DOWN
+        return UP if step.out.space == DEVICE_RECV else MAIN
 
     def enter(self, stage: str, place: tuple[int, int]) -> None:
         """What is added next belongs to `stage`."""

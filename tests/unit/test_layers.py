@@ -18,7 +18,7 @@ FLOORS = (
     ("errors", "schedule", "partition", "collectives", "registry"),
     ("algorithms",),
     ("network", "holdings", "verify", "verify_large", "traffic", "cost", "draw", "cases", "mutants"),
-    ("agree", "buffers", "ops", "locality", "topology", "plan", "lockstep", "calls"),
+    ("agree", "device", "probe", "buffers", "ops", "locality", "topology", "plan", "staging", "lockstep", "calls"),
     ("_runner", "watch", "memory", "native", "runner", "requests"),
     ("select", "cache", "planner", "mesh", "comm", "buckets", "overlap"),
     ("__init__",),
