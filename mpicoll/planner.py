@@ -62,7 +62,8 @@ class Planner:
         self.comm = comm.Dup()
         self.rank, self.size = comm.rank, comm.size
         self.topology = Topology.of(self.comm)
-        polite = self.topology.crowded[self.rank]
+        # What shares the cores may be hidden, such as the ranks of other virtual nodes.
+        polite = self.topology.crowded[self.rank] or bool(os.environ.get("MPICOLL_YIELD"))
         top = self.comm.Get_attr(MPI.TAG_UB)
         self.tag_top = 32767 if top is None else int(top)
         self.agreement = Agreement(self.comm, self.tag_top, polite, Request.advance_open)
@@ -264,7 +265,12 @@ class Planner:
         ordered = call.operation is not None and not call.operation.commutative
         if algorithm == "auto":
             algorithm = choose(
-                call.collective, self.size, call.nbytes, ordered=ordered, direct=call.direct_only
+                call.collective,
+                self.size,
+                call.nbytes,
+                nodes=len(self.topology.nodes),
+                ordered=ordered,
+                direct=call.direct_only,
             )
         entry = get(call.collective, algorithm)
         if ordered and not entry.ordered:

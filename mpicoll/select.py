@@ -42,8 +42,16 @@ _FOR_BANDWIDTH = {
 }
 
 
-def choose(collective: str, size: int, nbytes: int, *, ordered: bool = False, direct: bool = False) -> str:
-    """The algorithm for a message of `nbytes` on `size` ranks.
+def choose(
+    collective: str,
+    size: int,
+    nbytes: int,
+    *,
+    nodes: int = 1,
+    ordered: bool = False,
+    direct: bool = False,
+) -> str:
+    """The algorithm for a message of `nbytes` on `size` ranks in so many `nodes`.
 
     `ordered`: operands must be combined in rank order; `direct`: parts must not be forwarded.
     """
@@ -51,6 +59,8 @@ def choose(collective: str, size: int, nbytes: int, *, ordered: bool = False, di
         return _ORDERED[collective]
     if direct:
         return "linear"
+    if 1 < nodes < size and collective in _OVER_NODES:
+        return _over_nodes(collective, size, nbytes, nodes)
     if collective == "allreduce":
         return _allreduce(size, nbytes)
     if collective not in _FOR_LATENCY:
@@ -71,6 +81,34 @@ def _allreduce(size: int, nbytes: int) -> str:
     if doubling <= halving:
         return "recursive_doubling"
     return "ring" if size <= 3 else "circulant"
+
+
+#: Between nodes, for latency and for bandwidth. All serve any numbers of ranks per node.
+_OVER_NODES = {
+    "allreduce": ("leader", "two_level"),
+    "bcast": ("leader", "two_level"),
+    "reduce": ("leader", "two_level"),
+    "allgather": ("two_level", "two_level"),
+    "reduce_scatter": ("two_level", "two_level"),
+    "alltoall": ("node_aware", "linear"),
+    "gather": ("leader", "leader"),
+    "scatter": ("leader", "leader"),
+    "barrier": ("leader", "leader"),
+}
+
+
+def _over_nodes(collective: str, size: int, nbytes: int, nodes: int) -> str:
+    """One leader per node as long as the rounds that this saves cost more than the bytes that it adds.
+
+    Splitting the vector between the ranks of a node saves each of them bytes, but a round trip of its parts
+    costs up to log2 N rounds more. What all-to-all over nodes saves is messages; it sends every byte twice.
+    """
+    latency, bandwidth = _OVER_NODES[collective]
+    if collective == "alltoall":
+        return latency if nbytes * size * BETA < ALPHA * (size - nodes) else bandwidth
+    rounds = 2 * ceil_log2(-(-size // nodes)) + ceil_log2(nodes)
+    extra = (rounds - 2) * nbytes * BETA
+    return latency if extra < ALPHA * ceil_log2(nodes) else bandwidth
 
 
 def _latency_limit(collective: str, size: int) -> float:
