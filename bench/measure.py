@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from mpicoll.bench.cases import Case
 from mpicoll.bench.check import check, verdict
 from mpicoll.bench.clocks import Window
@@ -15,6 +17,8 @@ from mpicoll.bench.contenders import Runnable, build
 from mpicoll.bench.planning import History, Step
 from mpicoll.bench.race import Method, Race, Samples
 from mpicoll.bench.spec import Contender, Spec
+from mpicoll.bench.stages import ITERATIONS as STAGE_ITERATIONS
+from mpicoll.bench.stages import Seconds, measure_stages
 from mpicoll.bench.timing import batched, clock
 from mpicoll.bench.workload import Workload
 from mpicoll.bench.world import StopSignals, World
@@ -47,6 +51,7 @@ class Measured:
     samples: Samples = field(default_factory=Samples)
     stopped_by: str = "nothing ran"
     elapsed: float = 0.0  # seconds for warming up and timing
+    stages: list[tuple[Entry, list[tuple[Seconds, ...]]]] = field(default_factory=list)  # rank 0's, if wanted
 
 
 class Bench:
@@ -76,6 +81,8 @@ class Bench:
             result.racing = [entry for entry in result.entries if entry.status == "ok"]
             if result.racing:
                 self._race(result, works, seed, step, history)
+                if self.spec.stages:
+                    self._time_stages(result, works[0])
                 if self.spec.check:
                     self._prove_again(result, works)
         finally:
@@ -157,6 +164,19 @@ class Bench:
         if len(works) == 1 or self.cold is None:
             return None
         return sweeper(self.cold.lacking(len(works), works[0].nbytes))
+
+    def _time_stages(self, result: Measured, work: Workload) -> None:
+        entries = [entry for entry in result.racing if not entry.contender.builtin]
+        contenders = [entry.contender for entry in entries]
+        iterations = None
+        if self.world.first:  # as many as fit in a quarter of the case's time
+            once = float(np.median(np.concatenate(result.samples.high), axis=0).sum())
+            fewest, most = STAGE_ITERATIONS
+            iterations = max(fewest, min(most, int(self.spec.case_time / 4 / once)))
+        iterations = self.world.control.bcast(iterations, root=0)
+        found = measure_stages(self.world, contenders, work, self.own, self.barrier.run, iterations)
+        if self.world.first:
+            result.stages = list(zip(entries, found, strict=True))
 
     def _prove_again(self, result: Measured, works: list[Workload]) -> None:
         """All contenders once more on new data: those found wrong now were measured wrong."""

@@ -8,6 +8,7 @@ import numpy as np
 
 from mpicoll.bench.measure import Entry, Measured
 from mpicoll.bench.race import Samples
+from mpicoll.bench.stages import rows_of_stages
 
 Row = dict[str, Any]
 
@@ -31,6 +32,15 @@ def rows_of(result: Measured, common: Row, first_iteration: int) -> list[Row]:
             place = {"order": order.index(index), "iteration": number, "warmup": warm}
             rows.append({**fixed, **place, **{name: values[iteration][index] for name, values in table}})
     return rows
+
+
+def stage_rows_of(result: Measured, common: Row) -> list[Row]:
+    """The rows of a pass for `stages.csv`."""
+    return [
+        row
+        for entry, iterations in result.stages
+        for row in rows_of_stages(iterations, {**common, **_facts(entry)})
+    ]
 
 
 def _table(samples: Samples) -> list[tuple[str, list[list[Any]]]]:

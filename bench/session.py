@@ -17,9 +17,10 @@ from mpicoll.bench.measure import Bench, Measured
 from mpicoll.bench.overhead import measure_overheads
 from mpicoll.bench.planning import FINAL, History, Plan, Record, Step
 from mpicoll.bench.progress import Progress, summary_line
-from mpicoll.bench.rows import rows_of
+from mpicoll.bench.rows import rows_of, stage_rows_of
 from mpicoll.bench.sizes import format_seconds
 from mpicoll.bench.spec import Contender, Spec
+from mpicoll.bench.stages import StageFile
 from mpicoll.bench.store import Store, require_same
 from mpicoll.bench.world import Refused, Stopped, StopSignals, World
 from mpicoll.errors import MpicollError
@@ -33,6 +34,7 @@ class Session:
         self.unnamed, self.resume = output is None, resume
         self.started = time.monotonic()
         self.store: Store | None = None
+        self.stages: StageFile | None = None
         self.launch = 0
         self.ended = "complete"
         self.record = Record()  # of all passes, on rank 0
@@ -42,6 +44,7 @@ class Session:
         with world.together():
             if world.first:
                 self.store = self._open()
+                self.stages = StageFile(self.directory) if spec.stages else None
 
     def _native(self) -> tuple[bool, str]:
         import mpicoll
@@ -176,6 +179,8 @@ class Session:
         }  # fmt: skip
         rows = rows_of(result, common, step.first_iteration)
         self.store.write_case(rows)
+        if self.stages is not None:
+            self.stages.append(stage_rows_of(result, common))
         self._note_plans([case], step.case)
         self.store.write_run()
         progress.case(summary_line(case, rows), again=step.number > 0)

@@ -67,6 +67,7 @@ class Spec:
     prime_below: int = 256 << 10
     case_time: float = 6.0
     check: bool = True
+    stages: bool = False
     time_limit: float | None = None
     order: str = "shuffled"
     seed: int = 1
@@ -179,6 +180,7 @@ _CONVERT: dict[str, Callable[[Any], Any]] = {
     "prime_below": parse_bytes,
     "case_time": parse_seconds,
     "check": _flag,
+    "stages": _flag,
     "time_limit": parse_seconds,
     "order": _one_of(*ORDERS),
     "seed": _whole(0),

@@ -68,6 +68,11 @@ def add_parser(verbs: Any) -> None:
     add("--case-time", metavar="TIME", help="a case's time budget; fewer iterations if it is spent (6s)")
     add("--check", action=argparse.BooleanOptionalAction, help="prove results before and after timing (yes)")
     add(
+        "--stages",
+        action=argparse.BooleanOptionalAction,
+        help="after each race, time the stages of own algorithms into stages.csv (no)",
+    )
+    add(
         "--time-limit",
         metavar="TIME",
         help="for this launch, as 90s, 10m, 2h: all cases coarsely first, then those known least",

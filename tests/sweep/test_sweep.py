@@ -432,3 +432,18 @@ def test_info_says_what_spoils_the_numbers():
     facts = json.loads(mpirun(2, [*argv, "--json", "--thread-level", "multiple"], TIMEOUT).stdout)
     assert facts["mpi"]["thread_level"] == "multiple"
     assert any("thread level multiple" in hazard["what"] for hazard in facts["hazards"])
+
+
+def test_stages_are_timed_beside_the_race(tmp_path):
+    directory = tmp_path / "run"
+    few = ["--sizes", "4K", "--iterations", "3", "--algorithms", "two_level,ring,builtin", "--stages"]
+    result = sweep(2, directory, *few, "--case-time", "100ms")
+    assert result.returncode == 0, result.stderr
+    with (directory / "stages.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    found = {}
+    for row in rows:
+        found.setdefault(row["requested"], set()).add(row["stage"])
+        assert 0 < float(row["path_seconds"]) <= float(row["seconds"])
+    assert found == {"two_level": {"intra reduce-scatter", "intra all-gather"}, "ring": {"all"}}
+    assert {row["requested"] for row in samples(directory)} == {"two_level", "ring", "builtin"}

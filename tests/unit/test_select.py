@@ -1,4 +1,4 @@
-"""What `algorithm="auto"` means: from values that all ranks have, and always something that serves the case."""
+"""What `algorithm="auto"` means: from values that all ranks have, and something that serves the case."""
 
 from __future__ import annotations
 
