@@ -2,7 +2,8 @@
 
 Accepted, as in mpi4py: ``buf``, ``[buf, datatype]``, ``[buf, count]``, ``[buf, count, datatype]``,
 ``[buf, (count, displacement), datatype]`` and ``[buf, count, displacement, datatype]``, where `buf` is
-anything with the buffer protocol, `datatype` an `MPI.Datatype` or its type code, and counts and
+anything with the buffer protocol or in device memory (a CuPy array, or whatever has
+``__cuda_array_interface__``), `datatype` an `MPI.Datatype` or its type code, and counts and
 displacements are in elements. Everything that can be wrong with a buffer is found here, before any
 message is sent.
 """
@@ -20,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from mpi4py import MPI
 
+from .device import inspect, is_device_array
 from .errors import ArgumentError
 
 # The pair types of MAXLOC and MINLOC, by the numpy codes of their two fields.
@@ -38,7 +40,8 @@ class Buffer:
     """A contiguous run of `count` elements at `address`; `extent` is an element's size in bytes.
 
     `dtype` is the numpy equivalent of `datatype`, an opaque void type where there is none.
-    `owner` keeps the memory alive.
+    `owner` keeps the memory alive. `device`: it is device memory, and `unfit` says why MPI must not be
+    given it, if so.
     """
 
     address: int
@@ -47,6 +50,8 @@ class Buffer:
     extent: int
     dtype: np.dtype[Any]
     owner: Any
+    device: bool = False
+    unfit: str = ""
 
     @property
     def nbytes(self) -> int:
@@ -79,7 +84,12 @@ def parse(spec: Any, role: str, *, writable: bool) -> Buffer:
     Raises `ArgumentError` for anything that cannot be sent or received as it stands.
     """
     data, count, displacement, datatype = _split(spec, role)
-    address, nbytes, dtype, owner = _memory(data, role, writable=writable)
+    device, unfit = is_device_array(data), ""
+    dtype: np.dtype[Any] | None
+    if device:
+        address, nbytes, dtype, owner, unfit = inspect(data, role, writable=writable)
+    else:
+        address, nbytes, dtype, owner = _memory(data, role, writable=writable)
     if datatype is None:
         if dtype is None:
             raise ArgumentError(f"{role}: the element type cannot be told; give [buffer, MPI datatype]")
@@ -97,7 +107,7 @@ def parse(spec: Any, role: str, *, writable: bool) -> Buffer:
     address += displacement * extent
     if count and address % dtype.alignment:
         raise ArgumentError(f"{role}: its memory is not aligned for {dtype}; copy it first")
-    return Buffer(address, count, datatype, extent, dtype, owner)
+    return Buffer(address, count, datatype, extent, dtype, owner, device, unfit)
 
 
 def parse_parts(
@@ -218,8 +228,6 @@ def _memory(data: Any, role: str, *, writable: bool) -> tuple[int, int, np.dtype
     """
     if data is None:
         return 0, 0, None, None
-    if hasattr(data, "__cuda_array_interface__") and not isinstance(data, np.ndarray):
-        raise ArgumentError(f"{role}: device buffers are not supported yet; copy to a numpy array first")
     if not isinstance(data, np.ndarray):
         try:
             data = np.asarray(memoryview(data))

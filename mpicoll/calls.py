@@ -47,6 +47,17 @@ class Call:
         return not own and (some is None or some.datatype.is_predefined)
 
     @property
+    def device(self) -> bool:
+        """Whether the buffers are in device memory."""
+        some = self.recv if self.recv is not None else self.send
+        return some is not None and some.device
+
+    @property
+    def unfit(self) -> str:
+        """Why MPI must not be given this device memory, if so."""
+        return next((b.unfit for b in (self.send, self.recv) if b is not None and b.unfit), "")
+
+    @property
     def extent(self) -> int:
         """Bytes of an element."""
         some = self.recv if self.recv is not None else self.send
@@ -66,6 +77,9 @@ def _check_root(comm: MPI.Intracomm, root: Any) -> int:
 def _same_type(send: Buffer, recv: Buffer) -> None:
     if send.type_key != recv.type_key:
         raise ArgumentError(f"sendbuf holds {send.type_key}, recvbuf {recv.type_key}: they must agree")
+    if send.device != recv.device:
+        kinds = ["device memory" if buffer.device else "host memory" for buffer in (send, recv)]
+        raise ArgumentError(f"sendbuf is in {kinds[0]}, recvbuf in {kinds[1]}: both must be in the same")
 
 
 def _input(sendbuf: Any, recv: Buffer, count: int) -> Buffer | None:

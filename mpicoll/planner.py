@@ -21,12 +21,14 @@ from .errors import ArgumentError, Unsupported
 from .native import native_status
 from .ops import name_of
 from .plan import compile_program
+from .probe import aware
 from .registry import Algorithm, Params, get
 from .registry import algorithms as registered
 from .requests import LANES, Request
 from .runner import Plan, check_background, check_engine
 from .schedule import blocks_of
 from .select import choose, default_channels
+from .staging import choose_staging, device_channels, staged
 from .topology import Topology
 from .watch import Environment
 
@@ -45,6 +47,7 @@ class Chosen:
     depth: int
     background: bool | None = None
     stages: bool = False
+    staging: str | None = None  # of device buffers; see `staging`
 
 
 def _timeout() -> float | None:
@@ -142,7 +145,7 @@ class Planner:
             plan.run()
             plan.Free()
             return
-        where = self._key(call, signature)
+        where = self._key(call, chosen, signature)
         cached = self.cache.plans.get(where)
         if cached is None:
             cached = self._build(call, chosen, tag=0)
@@ -187,7 +190,7 @@ class Planner:
             raise
         if self.check_always:
             self.agreement.settle(signature)
-        key = self._key(call, signature), lane, chosen.background
+        key = self._key(call, chosen, signature), lane, chosen.background
         plan = self.cache.plans.get(key) if call.reusable else None
         if plan is None or plan.users:  # (the plan of an unfinished call cannot be started again)
             plan = self._build(call, chosen, tag=TAGS_PER_PLAN * (1 + lane))
@@ -202,7 +205,7 @@ class Planner:
         return request
 
     @staticmethod
-    def _key(call: Call, signature: Hashable) -> Hashable:
+    def _key(call: Call, chosen: Chosen, signature: Hashable) -> Hashable:
         """What a plan can be used for again."""
         send, recv, operation = call.send, call.recv, call.operation
         return (
@@ -211,6 +214,7 @@ class Planner:
             recv and recv.address,
             operation and operation.op.handle,
             call.local,
+            chosen.staging,
         )
 
     def _prepare(
@@ -259,6 +263,7 @@ class Planner:
         depth: Any = None,
         background: bool | None = None,
         stages: bool = False,
+        staging: str | None = None,
         **params: Any,
     ) -> Chosen:
         """Settle algorithm, parameters, engine and channels of a call, from what all ranks know."""
@@ -291,14 +296,40 @@ class Planner:
                 f"{entry} forwards parts of other ranks, whose lengths this rank does not know; "
                 "use linear or pairwise"
             )
-        engine = self.engine if engine is None else check_engine(engine)
-        automatic = default_channels(call.collective, call.nbytes, self.size)
+        staging = self._staging(call, staging)
+        if staging is not None and engine == "native":
+            raise ArgumentError("device buffers need engine='python': the native engine reduces on the host")
+        engine = "python" if staging is not None else self.engine if engine is None else check_engine(engine)
+        automatic = (
+            default_channels(call.collective, call.nbytes, self.size)
+            if staging is None
+            else device_channels(staging, call.nbytes)
+        )
         channels = automatic[0] if channels is None else channels
         depth = automatic[1] if depth is None else depth
         for what, value, most in (("channels", channels, 1 << 16), ("depth", depth, TAGS_PER_PLAN)):
             if not isinstance(value, int | np.integer) or not 1 <= value <= most:
                 raise ArgumentError(f"{what} must be an integer in 1..{most}, not {value!r}")
-        return Chosen(entry, resolved, engine, channels, min(depth, channels), background, bool(stages))
+        depth = min(depth, channels)
+        return Chosen(entry, resolved, engine, channels, depth, background, bool(stages), staging)
+
+    def _staging(self, call: Call, wanted: str | None) -> str | None:
+        """How a call's device buffers travel; None for buffers in host memory."""
+        if not call.device:
+            if wanted is not None:
+                raise ArgumentError("staging is for device buffers; these are in host memory")
+            return None
+        verdict = aware()
+        host_only = call.operation is not None and call.operation.ufunc is None
+        return choose_staging(
+            call.collective,
+            self.size,
+            wanted,
+            aware=bool(verdict.aware),
+            how=verdict.how,
+            unfit=call.unfit,
+            host_only=host_only,
+        )
 
     def _is_direct(self, entry: Algorithm, params: Params) -> bool:
         """Whether every part goes straight from its source to its target."""
@@ -327,6 +358,8 @@ class Planner:
             chosen.algorithm.name,
             tuple(sorted(chosen.params.items())),
             (chosen.engine, chosen.channels, chosen.depth, chosen.stages),
+            # Where reductions happen; whether messages pass through the host is each rank's own affair.
+            chosen.staging and ("host" if chosen.staging == "host" else "device"),
         )
 
     def _build(self, call: Call, chosen: Chosen, tag: int, *, keep: bool = False) -> Plan:
@@ -342,7 +375,11 @@ class Planner:
                 depth=chosen.depth,
                 timed=chosen.stages,
             )
+            if chosen.staging is not None:
+                program = staged(program, chosen.staging)
             facts = {
+                "buffer": {None: "host", "none": "cupy"}.get(chosen.staging, "cupy_staged"),
+                "staging": chosen.staging,
                 "algorithm": chosen.algorithm.name,
                 "collective": call.collective,
                 "params": chosen.params,

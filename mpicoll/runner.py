@@ -1,28 +1,27 @@
 """Running programs over MPI: the only module that starts the messages of collectives.
 
 A `Plan` is a program bound to memory, to an operation and to persistent requests. Two engines run the
-same program: `python` is a short loop over numpy and mpi4py calls, the reference; `native` hands the
-whole program to `_runner.c`, which runs it without the GIL.
+same program: `python` (`engine`) is a short loop over numpy and mpi4py calls, the reference; `native` hands
+the whole program to `_runner.c`, which runs it without the GIL. Device memory is the python engine's.
 """
 
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
 from .buffers import Buffer
+from .engine import DeviceEngine, PythonEngine
 from .errors import ArgumentError, MpicollError
-from .memory import Array, Bound
+from .memory import Bound
 from .native import bind_native, native_status
-from .ops import Operation, local_reduction
-from .plan import LANDING, WORK, Combine, Copy, Mark, Program, Start, Wait
-from .watch import GAVE_UP, PLAN_IS_BROKEN, PLAN_IS_BUSY, Environment, Watch
+from .ops import Operation
+from .plan import Program
+from .watch import Environment, Watch
 
 ENGINES = ("native", "python")
 
@@ -74,7 +73,7 @@ class Plan:
     Use it like a persistent MPI request (`Start`, `Test`, `Wait`, `Free`), or call it: ``plan()`` starts
     and waits. `run` is the bare callable behind that, for hot loops. With `background`, `Start` hands the
     plan to a thread that completes it while Python computes (native engine only). With `keep` it keeps the
-    user's buffers alive.
+    user's buffers alive. `buffer` is "host", "cupy" or "cupy_staged", `staging` how the latter is done.
     """
 
     def __init__(
@@ -97,17 +96,18 @@ class Plan:
         self.depth: int = facts.get("depth", 1)
         self.rounds = program.rounds
         self.background: bool = facts.get("background", False)
+        self.buffer: str = facts.get("buffer", "host")
+        self.staging: str | None = facts.get("staging")
         self.active = False
         self._failed_served: Exception | None = None
         self.users = 0  # unfinished requests that refer to it
         self._watch = Watch(program, environment, f"{self.collective}/{self.algorithm}")
         bound = self._bound = Bound(program, environment, buffers, tag)
-        bind = bind_native if engine == "native" else PythonEngine
+        bind = bind_native if engine == "native" else DeviceEngine if program.device else PythonEngine
         self._engine: Any = bind(self._watch, bound, operation)
         self.run: Callable[[], None] = self._engine
         self.owners = buffers if keep else None
-        memory = bound.memory
-        self.scratch_bytes: int = memory.typed[WORK].nbytes + memory.typed[LANDING].nbytes
+        self.scratch_bytes: int = bound.memory.scratch_bytes
 
     def __call__(self) -> None:
         """Run the collective from start to end."""
@@ -225,98 +225,3 @@ class Plan:
 
 def _freed() -> None:
     raise MpicollError("this plan was freed")
-
-
-class PythonEngine:
-    """Runs a program step by step: the reference."""
-
-    def __init__(self, watch: Watch, bound: Bound, operation: Operation | None) -> None:
-        self.watch, self.bound = watch, bound
-        self.memory, self.requests = bound.memory, bound.requests
-        self.position = 0
-        self.broken = self.busy = False
-        self.actions = [self._action(step, operation) for step in watch.program.steps]
-
-    def __call__(self) -> None:
-        """Run to the end."""
-        self.advance(True)
-
-    def advance(self, blocking: bool) -> bool:
-        """Run until done (True), or, unless blocking, until a message is not there yet (False)."""
-        if self.broken or self.busy:
-            raise self.watch.failure(PLAN_IS_BROKEN if self.broken else PLAN_IS_BUSY, self.position)  # type: ignore[misc]
-        self.busy = True
-        try:
-            with np.errstate(all="ignore"):  # one rank must not raise in the middle of a collective
-                done = self._steps(blocking)
-        except BaseException:
-            self.broken = True
-            self.watch.failure(GAVE_UP, self.position)
-            raise
-        finally:
-            self.busy = False
-        return done
-
-    def retire(self) -> None:
-        """Never run again."""
-        self.broken = True
-
-    def _steps(self, blocking: bool) -> bool:
-        while self.position < len(self.actions):
-            action = self.actions[self.position]
-            if isinstance(action, list):
-                if not self._wait(action, blocking):
-                    return False
-            else:
-                action()
-            self.position += 1
-        self.position = 0
-        return True
-
-    def _action(self, step: Any, operation: Operation | None) -> Callable[[], Any] | list[MPI.Request]:
-        """What to call for a step, or which requests to wait for."""
-        memory = self.memory
-        if isinstance(step, Start):
-            start = self._trace if self.watch.environment.trace else MPI.Prequest.Startall
-            return partial(start, self.requests[step.first : step.last])
-        if isinstance(step, Wait):
-            return list(self.requests[step.first : step.last])
-        if isinstance(step, Copy):
-            return partial(np.copyto, memory.raw(step.out), memory.raw(step.source))
-        if isinstance(step, Mark):
-            return partial(_note_time, memory.times, step.number)
-        assert operation is not None, "a reduction needs an operation"
-        left, right, out = (memory.view(r) for r in (step.left, step.right, step.out))
-        if operation.ufunc is not None:
-            return partial(operation.ufunc, left, right, out=out)
-        return partial(self._reduce_local, operation.op, local_reduction(step))
-
-    def _reduce_local(self, op: MPI.Op, steps: list[Copy | Combine]) -> None:
-        memory = self.memory
-        for step in steps:
-            if isinstance(step, Copy):
-                np.copyto(memory.raw(step.out), memory.raw(step.source))
-            else:
-                left, out = ([memory.raw(r), r.length, memory.datatype] for r in (step.left, step.out))
-                op.Reduce_local(left, out)
-
-    def _wait(self, requests: list[MPI.Request], blocking: bool) -> bool:
-        tests, ask_at, first = 0, 0.0, True
-        while not MPI.Request.Testall(requests):
-            if not blocking:
-                return False
-            if self.watch.environment.polite:
-                os.sched_yield()
-            tests += 1
-            if tests % 64 == 0 and time.monotonic() > ask_at:
-                ask_at = time.monotonic() + (0 if self.watch.idle(self.position, first) else 0.02)
-                first = False
-        return True
-
-    def _trace(self, requests: list[MPI.Prequest]) -> None:
-        self.watch.trace(self.position)
-        MPI.Prequest.Startall(requests)
-
-
-def _note_time(times: Array, number: int) -> None:
-    times[number] = time.monotonic_ns()

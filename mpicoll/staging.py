@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
+from .errors import ArgumentError
 from .plan import (
     CALLER,
     DEVICE_RECV,
@@ -66,6 +67,52 @@ def reduce_where(collective: str, size: int) -> str:
     if crossings is None:
         return "host"
     return "device" if crossings * BUS < max(BUS, share * HOST_REDUCTION) else "host"
+
+
+def choose_staging(
+    collective: str,
+    size: int,
+    wanted: str | None,
+    *,
+    aware: bool,
+    how: str,
+    unfit: str = "",
+    host_only: bool = False,
+) -> str:
+    """The staging of a call on device memory: what is `wanted`, or (None) the best that is safe.
+
+    `aware`: MPI was proved able to take device memory, or not, as `how` says; `unfit`: why it must not be
+    given this memory; `host_only`: the operation can be computed on the host only.
+    Raises `ArgumentError` for a wanted staging that cannot be.
+    """
+    if wanted not in (None, *STAGINGS):
+        raise ArgumentError(f"unknown staging {wanted!r}; valid: {', '.join(STAGINGS)}")
+    if host_only and wanted in ("none", "device"):
+        raise ArgumentError(
+            f"staging={wanted!r} reduces on the device, which has no such operation; use 'host'"
+        )
+    if wanted == "none" and unfit:
+        raise ArgumentError(f"staging='none' gives MPI device memory, but {unfit}; or use another staging")
+    if wanted == "none" and not aware:
+        raise ArgumentError(
+            f"staging='none' gives MPI device memory, which would crash if it cannot take it ({how})"
+        )
+    if wanted is not None:
+        return wanted
+    if host_only or not aware:
+        return "host" if host_only else reduce_where(collective, size)
+    return "device" if unfit else "none"
+
+
+def device_channels(staging: str, nbytes: int) -> tuple[int, int]:
+    """(channels, depth) by default: enough that copies, messages and reductions overlap.
+
+    Stripes of 1 MiB where copies are what is overlapped, of 4 MiB where each costs the launch of a kernel.
+    Nominal, not measured.
+    """
+    channels = nbytes // (1 << 20) if staging == "host" else nbytes // (4 << 20)
+    channels = max(1, min(32, channels))
+    return channels, min(2, channels)
 
 
 def staged(program: Program, staging: str) -> Program:

@@ -19,7 +19,7 @@ FLOORS = (
     ("algorithms",),
     ("network", "holdings", "verify", "verify_large", "traffic", "cost", "draw", "cases", "mutants"),
     ("agree", "device", "buffers", "ops", "locality", "topology", "plan", "staging", "lockstep", "calls"),
-    ("probe", "devicememory", "_runner", "watch", "memory", "native", "runner", "requests"),
+    ("probe", "_runner", "watch", "memory", "native", "engine", "runner", "requests"),
     ("select", "cache", "planner", "mesh", "comm", "buckets", "overlap"),
     ("__init__",),
     ("bench",),
