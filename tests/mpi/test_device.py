@@ -19,6 +19,7 @@ from gpu import fake_device
 
 from .support import WORLD, answer, values, world
 
+pytestmark = pytest.mark.ranks(2, 3, 4)  # the programs are proved for more in tests/unit/test_staging.py
 RANKS = WORLD.size
 COUNT = 1003
 STAGINGS = ["none", "host", "device"]
@@ -40,8 +41,9 @@ def slowly(cupy: Any, content: Any) -> Any:
 
 
 @every_staging
-@pytest.mark.parametrize("algorithm", ["ring", "circulant", "recursive_doubling"])
-@pytest.mark.parametrize("dtype", ["f", "d", "i", "e"])
+@pytest.mark.parametrize(
+    ("algorithm", "dtype"), [("ring", "f"), ("circulant", "d"), ("recursive_doubling", "e"), ("ring", "q")]
+)
 def test_allreduce(cupy: Any, staging: str, algorithm: str, dtype: str) -> None:
     comm = world("python")
     x, y = slowly(cupy, values(WORLD.rank, COUNT, dtype)), cupy.empty(COUNT, dtype)
@@ -60,7 +62,7 @@ def test_allreduce(cupy: Any, staging: str, algorithm: str, dtype: str) -> None:
 
 
 @every_staging
-@pytest.mark.parametrize("op", ["max", "min", "prod", "land", "bxor"])
+@pytest.mark.parametrize("op", ["max", "prod", "land", "bxor"])
 def test_operations(cupy: Any, staging: str, op: str) -> None:
     comm = world("python")
     x, y = slowly(cupy, values(WORLD.rank, COUNT, "i", op)), cupy.empty(COUNT, "i")
