@@ -29,8 +29,8 @@ def run(args: argparse.Namespace) -> int:
         print(flush=True)
         return 0 if verdict.aware else 1
     word = {True: "proved", False: "not able", None: "unknown"}[verdict.aware]
-    for number, facts in enumerate(devices):
-        print(f"device {number}  {facts['name']}, {facts['memory_bytes'] / 2**30:.3g} GiB")
+    for number, one in enumerate(devices):
+        print(f"device {number}  {one['name']}, {one['memory_bytes'] / 2**30:.3g} GiB")
     print(f"device memory in MPI messages: {word} ({verdict.how})")
     print("what the library says of itself, which decides nothing:")
     for name, value in reported.items():
