@@ -79,13 +79,14 @@ def _colour(order: list[str]) -> alt.Color:
     )
 
 
-def _size_axis(data: pd.DataFrame) -> alt.X:
-    sizes = sorted(set(data["msg_bytes"])) or [1]
+def axis_of_bytes(data: pd.DataFrame, column: str = "msg_bytes", title: str = "message size") -> alt.X:
+    """A logarithmic axis of sizes."""
+    sizes = sorted(set(data[column])) or [1]
     step = 16 if sizes[-1] >= sizes[0] << 12 else 4
     values = [sizes[0] * step**k for k in range(32) if sizes[0] * step**k <= sizes[-1]]
     return alt.X(
-        "msg_bytes:Q",
-        title="message size",
+        f"{column}:Q",
+        title=title,
         scale=alt.Scale(type="log", base=2, nice=False, padding=12),
         axis=alt.Axis(values=values, labelExpr=_BYTES, labelFlush=False),
     )
@@ -112,7 +113,7 @@ def _lines(
     """Points, lines between them and intervals; a click on the legend lets the others fade."""
     chosen = alt.selection_point(fields=["contender"], bind="legend", toggle="true")
     shown = alt.when(chosen).then(alt.value(1.0)).otherwise(alt.value(0.07))
-    base = alt.Chart(data).encode(x=_size_axis(data), color=_colour(order), opacity=shown)
+    base = alt.Chart(data).encode(x=axis_of_bytes(data), color=_colour(order), opacity=shown)
     layers = [base.mark_line(strokeWidth=1.6, clip=True).encode(y=y)]
     if interval:
         low, high = interval
@@ -122,12 +123,14 @@ def _lines(
     return layers
 
 
-def _titled(chart: Any, title: str, subtitle: str, width: Any = WIDTH, height: Any = HEIGHT) -> Any:
+def titled(chart: Any, title: str, subtitle: str, width: Any = WIDTH, height: Any = HEIGHT) -> Any:
+    """A chart with its heading; without width and height if these are None."""
     heading = alt.TitleParams(
         title, subtitle=subtitle, anchor="start", fontSize=15, subtitleColor="#555", offset=12
     )
+    size = {} if width is None else {"width": width, "height": height}
     return (
-        chart.properties(width=width, height=height, title=heading)
+        chart.properties(**size, title=heading)
         .configure_axis(gridColor="#e8e8e8", labelFontSize=11, titleFontSize=12)
         .configure_view(stroke="#ccc")
     )
@@ -139,7 +142,7 @@ def latency(panel: pd.DataFrame, title: str) -> Any:
     scale = alt.Scale(type="log", domain=_domain(data["median"]), nice=False)
     y = alt.Y("median:Q", title="time", scale=scale, axis=alt.Axis(labelExpr=_SECONDS))
     chart = alt.layer(*_lines(data, contender_order(panel), y, ("median_low", "median_high")))
-    return _titled(
+    return titled(
         chart, f"Time: {title}", "slowest rank, median over iterations; bars: 95 % interval of the median"
     )
 
@@ -152,7 +155,7 @@ def speedup(panel: pd.DataFrame, title: str) -> Any:
     line = alt.Chart(pd.DataFrame({"one": [1.0]})).mark_rule(strokeWidth=2, color="#000").encode(y="one:Q")
     order = [name for name in contender_order(panel) if name != BASELINE]
     chart = alt.layer(line, *_lines(data, order, y, ("speedup_low", "speedup_high")))
-    return _titled(
+    return titled(
         chart,
         f"Speed-up: {title}",
         "over MPI's own call, paired within launches; above 1: faster; bars: 95 % interval",
@@ -166,7 +169,7 @@ def bandwidth(panel: pd.DataFrame, title: str) -> Any:
     scale = alt.Scale(type="log", domain=_domain(data["busbw"]), nice=False)
     y = alt.Y("busbw:Q", title="busbw [GB/s]", scale=scale, axis=alt.Axis(format=".3~g"))
     chart = alt.layer(*_lines(data, contender_order(panel), y, None))
-    return _titled(
+    return titled(
         chart, f"Bandwidth: {title}", "busbw = bytes / time × the collective's factor; 1 GB = 1e9 bytes"
     )
 
@@ -194,7 +197,7 @@ def heatmap(panel: pd.DataFrame, title: str) -> Any:
         filled=False, fillOpacity=0, stroke="#000", strokeWidth=1.8
     )
     subtitle = "time relative to MPI's own call (below 1: faster); framed: the best own one at each size"
-    return _titled(cells + text + frames, f"Who wins: {title}", subtitle, alt.Step(36), alt.Step(21))
+    return titled(cells + text + frames, f"Who wins: {title}", subtitle, alt.Step(36), alt.Step(21))
 
 
 FIGURES = {"winners": heatmap, "latency": latency, "speedup": speedup, "bandwidth": bandwidth}

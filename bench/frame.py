@@ -11,8 +11,9 @@ from typing import Any
 import pandas as pd
 
 from mpicoll.bench import conditions
+from mpicoll.bench.overlap_record import FILE as OVERLAP
 from mpicoll.bench.sizes import format_bytes
-from mpicoll.bench.store import ADDED, StoreError, read_run, whole_part
+from mpicoll.bench.store import ADDED, COLUMNS, StoreError, read_run, whole_part
 
 _WHOLE = (
     "launch", "case", "pass", "case_rows", "order", "batch", "channels", "depth", "rounds", "root", "ranks",
@@ -65,6 +66,8 @@ def load(directories: Sequence[Path], *, across: bool = False) -> Results:
     frames = []
     for source, run in results.runs.items():
         samples = _read_samples(Path(source), results.notes)
+        if samples.empty and (Path(source) / OVERLAP).is_file():
+            continue  # a run of `mpicoll overlap`, which has a section of its own
         if samples.empty:
             results.notes.append(f"{source} holds no finished case")
             continue
@@ -73,6 +76,10 @@ def load(directories: Sequence[Path], *, across: bool = False) -> Results:
         for name, describe in (("settings", conditions.settings), ("placement", conditions.placement)):
             samples[name] = samples["launch"].map({one["launch"]: describe(one) for one in run["launches"]})
         frames.append(samples)
+    if not frames and any((Path(source) / OVERLAP).is_file() for source in results.runs):
+        more = ("source", "environment", "settings", "contender", "size")
+        results.samples = pd.DataFrame(columns=[*dict.fromkeys([*COLUMNS, *more])])
+        return results
     if not frames:
         raise StoreError(f"no finished case in {', '.join(map(str, directories))}")
     samples = pd.concat(frames, ignore_index=True)

@@ -14,6 +14,8 @@ from mpicoll.collectives import collective
 
 def section(data: Loaded) -> Section | None:
     """One part per panel."""
+    if data.summary.empty:
+        return None
     names = place_names(data.summary)
     parts = [_panel(data, key, panel, names) for key, panel in stats.panels(data.summary)]
     return Section("Measurements", parts=parts)

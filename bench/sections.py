@@ -37,7 +37,11 @@ if TYPE_CHECKING:
     from mpicoll.bench.frame import Results
 
 #: The sections of a report, in the order in which they are shown.
-SECTIONS: tuple[str, ...] = ("mpicoll.bench.panels:section", "mpicoll.bench.stage_panel:section")
+SECTIONS: tuple[str, ...] = (
+    "mpicoll.bench.panels:section",
+    "mpicoll.bench.stage_panel:section",
+    "mpicoll.bench.overlap_section:section",
+)
 
 
 @dataclass(frozen=True, slots=True)

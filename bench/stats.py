@@ -57,7 +57,7 @@ def summarise(samples: pd.DataFrame) -> pd.DataFrame:
             elif len(times):
                 row |= {"ratio": 1.0, "verdict": "baseline"}
             rows.append(row)
-    frame = pd.DataFrame(rows)
+    frame = pd.DataFrame(rows, columns=None if rows else [*CELL, *WHO, "launches", "status", "median"])
     for name in ("ratio", "ratio_low", "ratio_high", "verdict", "launch_scatter"):
         if name not in frame:
             frame[name] = None

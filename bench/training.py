@@ -15,7 +15,7 @@ import numpy as np
 
 clock = time.perf_counter
 RATE = 0.02  # of learning
-HELD_BLAS = {"OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "BLIS_NUM_THREADS": "1"}
+HELD_BLAS = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")  # by `mpicoll.bench`
 
 
 class Span(NamedTuple):

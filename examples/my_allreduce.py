@@ -1,7 +1,7 @@
 """An all-reduce of your own: write it, prove it, count it, draw it, run it.
 
-    python examples/my_allreduce.py                # one rank
-    mpirun -n 4 python examples/my_allreduce.py    # four
+python examples/my_allreduce.py                # one rank
+mpirun -n 4 python examples/my_allreduce.py    # four
 """
 
 import numpy as np

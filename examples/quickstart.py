@@ -1,6 +1,6 @@
 """mpicoll in a program: drop-in, named, planned once and run often, in the background, in groups.
 
-    mpirun -n 4 python examples/quickstart.py
+mpirun -n 4 python examples/quickstart.py
 """
 
 import numpy as np

@@ -97,7 +97,7 @@ def _keep(record: Path, label: str, line: Launch) -> None:
         return
     text = record.read_text() if record.exists() else ""
     if line.note:
-        text += f'{json.dumps({"what": label, "passed": 0, "failed": 1, "skipped": [], "note": line.note})}\n'
+        text += f"{json.dumps({'what': label, 'passed': 0, 'failed': 1, 'skipped': [], 'note': line.note})}\n"
     with Path(whole).open("a") as file:
         file.write(text)
 

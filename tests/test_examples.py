@@ -22,6 +22,7 @@ EXAMPLES = {
     "over_nodes.py": "summed in two steps on {n} ranks",
     "my_allreduce.py": "ran on {n} ranks: equal to NumPy's sum",
     "quickstart.py": "on {n} ranks",
+    "train.py": "parameters equal, bit for bit",
 }
 # Examples that are no programs, and the command of the README or of a page in docs that uses them.
 USED = {

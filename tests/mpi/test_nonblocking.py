@@ -145,6 +145,25 @@ def test_persistent_plans_in_the_background() -> None:
         comm.Allreduce_init(x, y, background=True, engine="python")
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_started_plans_may_be_waited_for_in_different_orders(engine: str) -> None:
+    """A rank that waits for one serves the others: without a thread, nobody else would."""
+    comm = mpicoll.Comm(WORLD, engine=engine)
+    x, y = values(RANK, 4000, "d"), np.zeros((4, 4000))
+    plans = [comm.Allreduce_init(x, row, algorithm="circulant") for row in y]
+    for turn in range(3):
+        y[:] = 0
+        mine = np.random.default_rng((turn, RANK)).permutation(4)
+        for i in mine:
+            plans[i].Start()
+        for i in reversed(mine):
+            plans[i].Wait()
+        for row in y:
+            np.testing.assert_array_equal(row, answer(SIZE, 4000, "d"))
+    for plan in plans:
+        plan.Free()
+
+
 @modes
 def test_refusal_on_one_rank_reaches_the_others(comm: mpicoll.Comm) -> None:
     x, y = np.ones(50), np.zeros(50)

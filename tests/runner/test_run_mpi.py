@@ -51,7 +51,10 @@ def run_on_two_ranks(directory: Path, source: str) -> tuple[subprocess.Completed
     record = directory / "record"
     venv = Path(sys.executable).parent.parent
     script = [sys.executable, TESTS / "run_mpi.py", "--venv", venv, "--ranks", "2", "--timeout", "50"]
-    env = {"MPICOLL_TEST_GRACE": "2", "MPICOLL_TEST_RECORD": str(record), }
+    env = {
+        "MPICOLL_TEST_GRACE": "2",
+        "MPICOLL_TEST_RECORD": str(record),
+    }
     return run([*script, f"--rootdir={directory}", module], 60, os.environ | env), record
 
 

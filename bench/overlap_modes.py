@@ -1,0 +1,125 @@
+"""The ways in which a training step can communicate, all of the same network on the same data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from mpicoll.bench.timing import clock
+from mpicoll.bench.training import Network, Span
+
+PER_TENSOR, BLOCKING, OVERLAPPED, COMPUTE, COMMUNICATE = (
+    "per tensor", "bucketed", "overlapped", "compute only", "communication only",
+)  # fmt: skip
+EVERY = (COMPUTE, PER_TENSOR, BLOCKING, OVERLAPPED, COMMUNICATE)
+TRAINS = (PER_TENSOR, BLOCKING, OVERLAPPED)  # these end each step with the same parameters on all ranks
+
+
+def _nothing(*_: Any) -> None:
+    """Neither announce nor wait."""
+
+
+class Mode:
+    """One way to take a step. `step` is what is timed; `flights` and `spans` are of the last one."""
+
+    bucket_bytes: int | None = None
+    buckets: tuple[tuple[int, str], ...] = ()  # bytes, and the parameter that fills it last
+
+    def __init__(self, name: str, network: Network) -> None:
+        self.name, self.network = name, network
+        self.gradients = {key: np.zeros_like(array) for key, array in network.parameters.items()}
+        self.flights: list[Any] = []
+
+    @property
+    def key(self) -> str:
+        """The name, and the bucket size where it has one."""
+        return self.name if self.bucket_bytes is None else f"{self.name} {self.bucket_bytes}"
+
+    @property
+    def spans(self) -> list[Span]:
+        """What the program did in the last step."""
+        return self.network.spans
+
+    def step(self) -> None:
+        """Compute only."""
+        self.network.step(self.gradients, _nothing, _nothing)
+
+    def free(self) -> None:
+        """Let go of what was made for it. Collective."""
+
+
+class PerTensor(Mode):
+    """One blocking all-reduce for each gradient, when it is there."""
+
+    def __init__(self, network: Network, comm: Any, options: dict[str, Any]) -> None:
+        super().__init__(PER_TENSOR, network)
+        self._comm, self._options = comm, options
+        self.buckets = tuple((array.nbytes, name) for name, array in self.gradients.items())
+
+    def step(self) -> None:
+        """Compute, and communicate in between."""
+        self.network.step(self.gradients, self._average, _nothing)
+
+    def _average(self, name: str) -> None:
+        from mpi4py import MPI
+
+        gradient = self.gradients[name]
+        self._comm.Allreduce(MPI.IN_PLACE, gradient, **self._options)
+        gradient /= self._comm.size
+
+
+class Bucketed(Mode):
+    """Gradients in buckets, views of which the backward pass writes; `name` says when they travel."""
+
+    def __init__(
+        self, name: str, network: Network, comm: Any, bucket_bytes: int, options: dict[str, Any]
+    ) -> None:
+        import mpicoll
+
+        super().__init__(name, network)
+        self.bucket_bytes = bucket_bytes
+        if name == BLOCKING:
+            options = {**options, "overlap": False, "background": False}
+        self.reducer = mpicoll.GradientReducer(
+            comm, self.gradients, bucket_bytes=bucket_bytes, views=True, **options
+        )
+        self.gradients = self.reducer.gradients
+        names = list(self.gradients)
+        self.buckets = tuple((b.nbytes, names[b.pieces[-1].parameter]) for b in self.reducer.buckets)
+        self.free = self.reducer.free  # type: ignore[method-assign]
+        self.step = self._communicate if name == COMMUNICATE else self._train  # type: ignore[method-assign]
+
+    def _train(self) -> None:
+        self.network.step(self.gradients, self.reducer.ready, self.reducer.wait)
+        self.flights = self.reducer.flights
+
+    def _communicate(self) -> None:
+        begin = clock()
+        for name in self.reducer.order:
+            self.reducer.ready(name)
+        launched = clock()
+        self.reducer.wait()
+        self.network.spans = [Span("ready", begin, launched), Span("wait", launched, clock())]
+        self.flights = self.reducer.flights
+
+
+def make_modes(
+    make_network: Callable[[], Network],
+    comm: Any,
+    sizes: list[int],
+    middle: int,
+    options: dict[str, Any],
+    only: tuple[str, ...] = EVERY,
+) -> list[Mode]:
+    """Modes by their names: overlapped ones at every size, the blocking one at `middle`. Collective."""
+    plain = {key: value for key, value in options.items() if key != "background"}
+    makers: dict[str, Callable[[], list[Mode]]] = {
+        COMPUTE: lambda: [Mode(COMPUTE, make_network())],
+        PER_TENSOR: lambda: [PerTensor(make_network(), comm, plain)],
+        BLOCKING: lambda: [Bucketed(BLOCKING, make_network(), comm, middle, options)],
+        OVERLAPPED: lambda: [Bucketed(OVERLAPPED, make_network(), comm, n, options) for n in sizes],
+        COMMUNICATE: lambda: [Bucketed(COMMUNICATE, make_network(), comm, n, options) for n in sizes],
+    }
+    return [mode for name in only for mode in makers[name]()]

@@ -1,0 +1,99 @@
+"""`mpicoll overlap` measures, checks, records and is reported; a failing rank ends a job that overlaps."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from launch import mpirun
+
+OVERLAP = (
+    "overlap --layers 3 --width 32 --batch 8 --buckets 1K:8K:8 --iterations 6 --warmup 1 --seed 3".split()
+)
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    target = tmp_path_factory.mktemp("overlap") / "run"
+    done = mpirun(2, [sys.executable, "-m", "mpicoll", *OVERLAP, "-o", target], 100)
+    assert done.returncode == 0, done.stderr
+    return target, done.stdout
+
+
+def test_every_mode_is_in_every_iteration(measured: tuple[Path, str]) -> None:
+    with (measured[0] / "overlap.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    modes = {(row["mode"], row["bucket_bytes"]) for row in rows}
+    assert modes == {
+        ("compute only", ""), ("per tensor", ""), ("bucketed", "8192"),
+        ("overlapped", "1024"), ("overlapped", "8192"),
+        ("communication only", "1024"), ("communication only", "8192"),
+    }  # fmt: skip
+    assert len(rows) == 7 * len(modes)
+    assert sum(row["warmup"] == "1" for row in rows) == len(modes)
+    orders = [[row["mode"] for row in rows if row["iteration"] == str(i)] for i in range(6)]
+    assert len(set(map(tuple, orders))) > 1, "the modes always ran in the same order"
+    for row in rows:
+        assert float(row["seconds"]) >= float(row["seconds_min"]) > 0
+        assert row["status"] == "ok"
+
+
+def test_what_is_recorded_and_said(measured: tuple[Path, str]) -> None:
+    target, said = measured
+    run = json.loads((target / "run.json").read_text())
+    assert run["launches"][0]["status"] == "complete"
+    assert run["launches"][0]["blas"]["OPENBLAS_NUM_THREADS"] == "1"
+    assert run["identity"]["thread_level"] in ("serialized", "multiple")
+    for rank in range(2):
+        events = json.loads((target / f"trace-rank{rank}.json").read_text())["traceEvents"]
+        assert {e["args"]["mode"] for e in events} == {"overlapped", "bucketed", "per tensor"}
+        assert any(e.get("cat") == "flight" for e in events)
+    for word in ("per tensor", "overlapped", "hidden", "recommended bucket size", "model: a bucket takes"):
+        assert word in said
+
+
+def test_report_has_a_section(measured: tuple[Path, str], tmp_path: Path) -> None:
+    done = mpirun(1, [sys.executable, "-m", "mpicoll", "report", measured[0], "-o", tmp_path], 100)
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "report.html").read_text()
+    for text in ("Gradients overlapped with the backward pass", "ecommended bucket size", "utilisation [%]"):
+        assert text in page
+    assert {p.name.partition("-")[0] for p in (tmp_path / "figures").glob("*.svg")} == {
+        "steps", "buckets", "timeline",
+    }  # fmt: skip
+
+
+FAILS = """
+from mpi4py import MPI
+import numpy as np, mpicoll, sys
+grads = {{f"w{{i}}": np.zeros(1000, "f") for i in range(4)}}
+reducer = mpicoll.GradientReducer(MPI.COMM_WORLD, grads, bucket_bytes=4000)
+for step in range(3):
+    for name in grads:
+        if step == 1 and name == "w2" and MPI.COMM_WORLD.rank == 1:
+            {what}
+        reducer.ready(name)
+    reducer.wait()
+"""
+
+
+@pytest.mark.parametrize("what", ["1 / 0", "sys.exit(3)"], ids=["exception", "exit"])
+def test_a_rank_that_fails_in_the_backward_pass_ends_the_job(what: str) -> None:
+    """Nothing in the program catches anything; the others name the rank (a hang is a LaunchTimeout)."""
+    done = mpirun(3, [sys.executable, "-c", FAILS.format(what=what)], 60)
+    assert done.returncode != 0
+    assert "rank 1 ended in the middle of a step" in done.stderr, done.stderr
+
+
+def test_wrong_arguments(tmp_path: Path) -> None:
+    for flags, message in (
+        (["--policy", "1,2"], "four whole numbers"),
+        (["--layers", "0"], "--layers must be at least 1"),
+    ):
+        done = mpirun(1, [sys.executable, "-m", "mpicoll", "overlap", *flags], 60)
+        assert done.returncode == 2
+        assert message in done.stderr
