@@ -17,7 +17,10 @@ PACKAGE = Path(mpicoll.__file__).parent
 FLOORS = (
     ("errors", "schedule", "partition", "collectives", "registry"),
     ("algorithms",),
-    ("network", "holdings", "verify", "verify_large", "traffic", "cost", "draw", "cases", "mutants"),
+    (
+        *("network", "holdings", "verify", "verify_large", "traffic"),
+        *("steps", "cost", "fabric", "draw", "cases", "mutants"),
+    ),
     ("agree", "device", "buffers", "ops", "locality", "topology", "plan", "staging", "lockstep", "calls"),
     ("probe", "_runner", "watch", "memory", "native", "engine", "runner", "requests"),
     ("select", "cache", "planner", "mesh", "comm", "buckets", "overlap"),

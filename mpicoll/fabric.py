@@ -1,0 +1,235 @@
+"""Networks that are not flat: what a message has to pass, and which link that leaves most loaded.
+
+A `Fabric` names the links on the way between two ranks. `link_loads` charges every step of a schedule the
+most loaded link of each kind, and `cost_on` the time that it takes. In a flat model a circulant graph is
+never worse than a ring or Swing; distance and contention tell them apart.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from .cost import Cost, Machine, load_cost
+from .errors import ArgumentError, Unsupported
+from .network import Network, Span
+from .registry import Algorithm, get
+from .schedule import Round, window_count
+from .steps import Load, blocks_per_total, load
+
+Link = Hashable
+#: Rounds of all ranks together that a fabric is charged with one by one.
+MOST_ROUNDS = 400_000
+
+
+@dataclass(frozen=True, slots=True)
+class Fabric:
+    """``route(source, target)`` gives the links of a message, as (kind, which).
+
+    A link takes β per byte, divided by the `width` of its kind; a step over it takes `delay` seconds more.
+    """
+
+    name: str
+    route: Callable[[int, int], Iterable[tuple[str, Link]]]
+    width: Mapping[str, float]
+    delay: Mapping[str, float]
+
+
+def flat() -> Fabric:
+    """Nothing between the ranks."""
+    return Fabric("flat", lambda source, target: (), {}, {})
+
+
+def ring(size: int) -> Fabric:
+    """A link in each direction between neighbours; messages take the shorter way."""
+    return torus((size,))
+
+
+def torus(shape: Sequence[int]) -> Fabric:
+    """A torus; rank numbers count the last dimension fastest, messages go dimension by dimension."""
+    strides = [prod(shape[i + 1 :]) for i in range(len(shape))]
+
+    def route(source: int, target: int) -> Iterator[tuple[str, Link]]:
+        at = source
+        for stride, length in zip(strides, shape, strict=True):
+            here, there = at // stride % length, target // stride % length
+            ahead = (there - here) % length
+            step, hops = (1, ahead) if 2 * ahead <= length else (-1, length - ahead)
+            for _ in range(hops):
+                yield "link", (at, stride, step)
+                at += ((here + step) % length - here) * stride
+                here = (here + step) % length
+
+    return Fabric("×".join(map(str, shape)) + " torus", route, {"link": 1.0}, {"link": 0.0})
+
+
+def levels(ppn: int, nic: float = 1.0, delay: float = 0.0, group: int = 0, taper: float = 1.0) -> Fabric:
+    """Nodes of `ppn` ranks that share an interface, `nic` times as fast as a rank's port.
+
+    With `group`, so many nodes hang on a switch whose uplinks carry 1/`taper` of what all of them
+    together can send: a tapered fat tree.
+    """
+    width = {"out": nic, "in": nic}
+    if group:
+        width |= dict.fromkeys(("up", "down"), group * nic / taper)
+
+    def route(source: int, target: int) -> Iterator[tuple[str, Link]]:
+        a, b = source // ppn, target // ppn
+        if a != b:
+            yield from (("out", a), ("in", b))
+            if group and a // group != b // group:
+                yield from (("up", a // group), ("down", b // group))
+
+    return Fabric(f"nodes of {ppn}", route, width, {"out": delay})
+
+
+def dragonfly(
+    ppn: int, nodes_per_group: int, nic: float = 1.0, delay: float = 0.0, cables: int = 1
+) -> Fabric:
+    """Groups of nodes, fully connected inside; `cables` links of a node's speed between every two groups."""
+    width = {"out": nic, "in": nic, "global": cables * nic}
+
+    def route(source: int, target: int) -> Iterator[tuple[str, Link]]:
+        a, b = source // ppn, target // ppn
+        if a != b:
+            yield from (("out", a), ("in", b))
+            if a // nodes_per_group != b // nodes_per_group:
+                yield "global", (a // nodes_per_group, b // nodes_per_group)
+
+    return Fabric("dragonfly", route, width, {"out": delay})
+
+
+FABRICS = ("flat", "levels", "ring", "torus", "fattree", "dragonfly")
+
+
+class _Traffic(Network):
+    """Gathers, for each step, the ranks' loads and what every link carries [blocks]."""
+
+    def __init__(self, algorithm: Algorithm, size: int, params: Mapping[str, Any], fabric: Fabric) -> None:
+        schedules = [algorithm.schedule(rank, size, params) for rank in range(size)]
+        super().__init__("fabric", schedules, algorithm.blocks(size, params))
+        self.route = fabric.route
+        self.time = [0] * size
+        self.steps: list[tuple[set[Load], Counter[tuple[str, Link]]]] = []
+        self.counted = 0
+
+    def outgoing(self, rank: int, message: Any, span: Span) -> int:
+        return self.time[rank]
+
+    def complete(self, rank: int, step: Round, spans: list[Span], arrived: list[int]) -> None:
+        if not (step.sends or step.recvs):
+            return
+        self.counted += 1
+        if self.counted > MOST_ROUNDS:
+            raise Unsupported(f"more than {MOST_ROUNDS} rounds in all: too many to charge link by link")
+        now = max(self.time[rank], *arrived, 0)
+        while now >= len(self.steps):
+            self.steps.append((set(), Counter()))
+        loads, links = self.steps[now]
+        loads.add(load(step))
+        for message in step.sends:
+            count = window_count(message.windows)
+            for link in self.route(rank, message.peer):
+                links[link] += count
+        self.time[rank] = now + 1
+
+
+Charge = tuple[
+    set[Load], dict[str, int]
+]  # of a step: the ranks' loads, and the most loaded link of each kind
+
+
+def link_loads(
+    algorithm: Algorithm | str, size: int, fabric: Fabric, params: Mapping[str, Any] | None = None
+) -> list[Charge]:
+    """For each step the loads of ranks, and the blocks on the most loaded link of each kind.
+
+    Raises `Unsupported` where ranks and rounds are too many to be charged one by one.
+    """
+    entry = get(*algorithm.split("/", 1)) if isinstance(algorithm, str) else algorithm
+    network = _Traffic(entry, size, entry.resolve(size, params), fabric)
+    network.run()
+    charges = []
+    for loads, links in network.steps:
+        most: dict[str, int] = {}
+        for (kind, _), blocks in links.items():
+            most[kind] = max(most.get(kind, 0), blocks)
+        charges.append((loads, most))
+    return charges
+
+
+def cost_on(
+    fabric: Fabric,
+    algorithm: Algorithm | str,
+    size: int,
+    nbytes: float,
+    machine: Machine,
+    params: Mapping[str, Any] | None = None,
+) -> Cost:
+    """The time on a fabric: a step takes as long as its busiest rank or its most loaded link."""
+    entry = get(*algorithm.split("/", 1)) if isinstance(algorithm, str) else algorithm
+    resolved = entry.resolve(size, params, round(nbytes / entry.collective.parts_in_total(size)))
+    block = nbytes / blocks_per_total(entry, size, resolved)
+    latency = bandwidth = reduction = 0.0
+    for loads, most in link_loads(entry, size, fabric, resolved):
+        slowest = max((load_cost(one, machine, block) for one in loads), key=sum)
+        longest = max((one.largest for one in loads), default=0) * block
+        wire = machine.exchange.at(longest)[1]
+        links = [blocks * block * wire / fabric.width[kind] for kind, blocks in most.items()]
+        latency += slowest.latency + sum(fabric.delay.get(kind, 0.0) for kind in most)
+        bandwidth += max([slowest.bandwidth, *links])
+        reduction += slowest.reduction
+    return Cost(latency, bandwidth, reduction, machine.call)
+
+
+def hop_bytes(
+    algorithm: Algorithm | str, size: int, fabric: Fabric, params: Mapping[str, Any] | None = None
+) -> float:
+    """Links passed times data, of what a rank sends, in nccl-tests' sizes: the most of the first few ranks.
+
+    >>> import mpicoll.algorithms
+    >>> [round(hop_bytes(f"reduce_scatter/{name}", 1024, ring(1024)), 2) for name in ("ring", "swing")]
+    [1.0, 3.44]
+    """
+    entry = get(*algorithm.split("/", 1)) if isinstance(algorithm, str) else algorithm
+    unit = blocks_per_total(entry, size, params)
+    totals = []
+    for rank in range(min(size, 4)):
+        messages = (m for step in entry.schedule(rank, size, params) for m in step.sends)
+        totals.append(sum(window_count(m.windows) * len(list(fabric.route(rank, m.peer))) for m in messages))
+    return max(totals) / unit
+
+
+def make_fabric(
+    name: str, size: int, ppn: int = 1, nic: float = 1.0, delay: float = 0.0, **shape: Any
+) -> Fabric:
+    """A fabric by name, for `size` ranks.
+
+    Raises `ArgumentError` for an unknown name or a shape that does not fit.
+    """
+    if name == "flat":
+        return flat()
+    if name == "ring":
+        return ring(size)
+    if name == "torus":
+        dims = tuple(shape.get("dims") or _square(size))
+        if prod(dims) != size:
+            raise ArgumentError(f"a torus of {'×'.join(map(str, dims))} has {prod(dims)} ranks, not {size}")
+        return torus(dims)
+    group, taper = int(shape.get("group") or 8), float(shape.get("taper") or 2.0)
+    if name == "levels":
+        return levels(ppn, nic, delay)
+    if name == "fattree":
+        return levels(ppn, nic, delay, group, taper)
+    if name == "dragonfly":
+        return dragonfly(ppn, group, nic, delay)
+    raise ArgumentError(f"unknown topology {name!r}; known: {', '.join(FABRICS)}")
+
+
+def _square(size: int) -> tuple[int, int]:
+    """The two factors of `size` that are closest."""
+    pairs = ((a, size // a) for a in range(1, int(size**0.5) + 1) if size % a == 0)
+    return max(pairs)

@@ -1,0 +1,238 @@
+"""The cost model against schedules run rank by rank, formulas of the textbook, and what papers report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import ceil, log2
+
+import pytest
+
+import mpicoll.algorithms  # noqa: F401  (registers them)
+from mpicoll.cost import (
+    NOMINAL,
+    Curve,
+    Machine,
+    bound,
+    cost,
+    cost_of_steps,
+    straight,
+    uniform,
+)
+from mpicoll.errors import ArgumentError, Unsupported
+from mpicoll.fabric import cost_on, hop_bytes, levels, link_loads, make_fabric, ring, torus
+from mpicoll.registry import Algorithm, algorithms, get
+from mpicoll.schedule import Round, Send, Window
+from mpicoll.steps import blocks_per_total, exact_steps, steps
+from mpicoll.traffic import traffic
+
+EVERY = [pytest.param(a, id=str(a)) for a in algorithms()]
+ALPHA, BETA, GAMMA = 2e-6, 1e-10, 3e-11
+
+
+def params_at(algorithm: Algorithm, size: int, **more: int) -> dict[str, object] | None:
+    given: dict[str, object] = {k: v for k, v in more.items() if k in algorithm.defaults}
+    if algorithm.hierarchical:
+        given["nodes"] = tuple(rank // 4 for rank in range(size))
+    return None if algorithm.refusal(size, given) else given
+
+
+@pytest.mark.parametrize("algorithm", EVERY)
+def test_steps_are_the_critical_rounds_of_the_schedule(algorithm: Algorithm) -> None:
+    for size in (2, 3, 8, 13):
+        params = params_at(algorithm, size)
+        if params is not None:
+            counted = traffic(algorithm, size, params).critical_rounds
+            assert sum(count for count, _ in steps(algorithm, size, params)) == counted
+
+
+@pytest.mark.parametrize("size", [40, 64])
+@pytest.mark.parametrize("algorithm", EVERY)
+def test_law_gives_the_cost_of_all_ranks(algorithm: Algorithm, size: int) -> None:
+    """Laws are found at up to 32 ranks; here all ranks are run at a number of them that no law has seen."""
+    params = params_at(algorithm, size, segments=2)
+    if params is None:
+        return
+    try:
+        lawful = steps(algorithm, size, params)
+    except Unsupported:
+        pytest.fail(f"{algorithm} at P={size} has no law")
+    unit = blocks_per_total(algorithm, size, params)
+    exact = exact_steps(algorithm, size, dict(algorithm.resolve(size, params)))
+    for nbytes in (8, 1 << 16, 1 << 26):
+        ours, theirs = (cost_of_steps(s, NOMINAL, nbytes / unit).seconds for s in (lawful, exact))
+        assert ours == pytest.approx(theirs, rel=0.03)
+    if size == 64 and not algorithm.hierarchical:
+        assert lawful == exact
+
+
+def closed_forms(p: int, n: float) -> Iterator[tuple[str, float]]:
+    """T(P, n) by the textbook, for powers of two."""
+    log, share = log2(p), (p - 1) / p
+    yield "allreduce/ring", 2 * (p - 1) * ALPHA + 2 * share * n * BETA + share * n * GAMMA
+    for name in ("circulant", "swing", "bine", "recursive_halving_doubling"):
+        yield f"allreduce/{name}", 2 * log * ALPHA + 2 * share * n * BETA + share * n * GAMMA
+    yield "allreduce/recursive_doubling", log * (ALPHA + n * BETA + n * GAMMA)
+    yield "reduce_scatter/ring", (p - 1) * ALPHA + share * n * (BETA + GAMMA)
+    yield "allgather/ring", (p - 1) * ALPHA + share * n * BETA
+    yield "allgather/circulant", log * ALPHA + share * n * BETA
+    yield "bcast/binomial", log * (ALPHA + n * BETA)
+    yield "bcast/scatter_allgather", 2 * log * ALPHA + 2 * share * n * BETA
+    yield "reduce/binomial", log * (ALPHA + n * BETA + n * GAMMA)
+    yield "alltoall/pairwise", (p - 1) * (ALPHA + n / p * BETA)
+    yield "alltoall/bruck", log * (ALPHA + n / 2 * BETA)
+    yield "scatter/binomial", log * ALPHA + share * n * BETA
+    yield "barrier/dissemination", log * ALPHA
+
+
+@pytest.mark.parametrize("size", [2, 8, 32, 4096])
+def test_cost_is_the_closed_form(size: int) -> None:
+    machine = uniform(ALPHA, BETA, GAMMA)
+    for nbytes in (64.0, float(1 << 20), 1e9):
+        for name, seconds in closed_forms(size, nbytes):
+            given = {"k": 2} if "bruck" in name else {}
+            assert cost(name, size, nbytes, machine, given).seconds == pytest.approx(seconds, rel=1e-9), name
+
+
+@pytest.mark.parametrize(("size", "segments"), [(8, 1), (16, 5), (4096, 16), (4096, 700)])
+def test_pipelines_cost_their_closed_form(size: int, segments: int) -> None:
+    machine, n = uniform(ALPHA, BETA), 1e6
+    one = ALPHA + n * BETA / segments
+    given = {"segments": segments}
+    assert cost("bcast/chain", size, n, machine, given).seconds == pytest.approx((size - 2 + segments) * one)
+    circulant = cost("bcast/circulant_pipelined", size, n, machine, given).seconds
+    assert circulant == pytest.approx((segments - 1 + log2(size)) * one)
+
+
+def test_no_algorithm_beats_the_bound() -> None:
+    machine = uniform(ALPHA, BETA, GAMMA, overlap=False)
+    for algorithm in algorithms():
+        for size in (2, 5, 8):
+            params = params_at(algorithm, size)
+            for nbytes in (8, 1 << 14, 1 << 24):
+                if params is not None:
+                    least = bound(algorithm.collective.name, size, nbytes, machine).seconds
+                    assert cost(algorithm, size, nbytes, machine, params).seconds >= least * (1 - 1e-12)
+
+
+def test_bound_is_reached_where_theory_says_so() -> None:
+    """The circulant algorithms are optimal in all terms for powers of two (Träff, 2024)."""
+    machine = uniform(ALPHA, BETA, GAMMA, gap=ALPHA, overlap=False)
+    for name in ("reduce_scatter", "allgather"):
+        ours, least = cost(f"{name}/circulant", 64, 1e8, machine), bound(name, 64, 1e8, machine)
+        assert ours.seconds == pytest.approx(least.seconds)
+
+
+def test_algorithm_without_a_law_is_refused_for_many_ranks() -> None:
+    def odd_one(rank: int, size: int) -> Iterator[Round]:
+        """Rank 0 sends as many blocks as the third root of P says."""
+        count = round(size ** (1 / 3)) * (1 + size % 7)
+        if rank == 0:
+            yield Round(sends=(Send(1, (Window(0, count),)),))
+
+    entry = Algorithm(
+        get("bcast", "linear").collective, "odd", odd_one, lambda s, p: 7 * s, False, lambda s, p: None
+    )
+    with pytest.raises(Exception, match=r"never met|follow no law"):
+        steps(entry, 100_000)
+
+
+# -- published relations -----------------------------------------------------------------------------------
+
+
+def test_hop_bytes_on_a_ring_of_1024() -> None:
+    """De Sensi et al., NSDI 2024: Swing swings to short distances; the circulant graph does not care."""
+    wanted = {
+        "ring": 1023 / 1024,
+        "recursive_halving_near": 5.0,
+        "swing": 3.4443359375,
+        "circulant": 341.3330078125,
+    }
+    for name, hops in wanted.items():
+        assert hop_bytes(f"reduce_scatter/{name}", 1024, ring(1024)) == pytest.approx(hops, abs=1e-9), name
+
+
+@pytest.mark.parametrize(("dimensions", "published"), [(2, 1.19), (3, 1.03), (4, 1.008)])
+def test_congestion_deficiency_of_swing_on_a_torus(dimensions: int, published: float) -> None:
+    """De Sensi et al., NSDI 2024: link loads over the optimum, dimensions in turn, for very many ranks."""
+    deficiency = sum(
+        abs(1 - (-2) ** (step // dimensions + 1)) / 3 / 2 ** (step + 1) for step in range(12 * dimensions)
+    )
+    assert deficiency == pytest.approx(published, rel=0.011)
+
+
+def test_bine_cuts_traffic_between_groups_by_up_to_a_third() -> None:
+    """De Sensi et al., SC 2025: "cutting global-link traffic by up to 33%", against a binomial butterfly."""
+
+    def outside(name: str, group: int) -> int:
+        fabric, entry = levels(group), get("allreduce", name)
+        messages = ((r, m) for r in range(64) for step in entry.schedule(r, 64) for m in step.sends)
+        return sum(w.length for r, m in messages if list(fabric.route(r, m.peer)) for w in m.windows)
+
+    saved = [1 - outside("bine", g) / outside("recursive_halving_doubling_far", g) for g in (4, 8, 16)]
+    assert min(saved) >= 0
+    assert 0.05 < max(saved) < 1 / 3 + 1e-9
+
+
+@pytest.mark.parametrize("size", [2, 3, 5, 6, 7, 12, 31, 64, 100, 65536])
+def test_round_counts_of_circulant_algorithms(size: int) -> None:
+    """Träff 2024, and IEEE CLUSTER 2022: ⌈log2 P⌉ for every P; S−1+⌈log2 P⌉ for a broadcast in S segments."""
+    log = ceil(log2(size))
+
+    def count(name: str, **params: int) -> int:
+        return sum(n for n, _ in steps(get(*name.split("/")), size, params))
+
+    assert count("reduce_scatter/circulant") == count("allgather/circulant") == log
+    assert count("allreduce/circulant") == 2 * log
+    assert count("bcast/circulant_pipelined", segments=9) == 8 + log
+
+
+# -- fabrics, curves, machines -----------------------------------------------------------------------------
+
+
+def test_ring_is_the_best_on_a_ring_and_circulant_on_a_flat_network() -> None:
+    machine, n = uniform(1e-9, BETA), 1 << 24
+    times = {
+        a: cost_on(ring(64), f"allreduce/{a}", 64, n, machine).seconds for a in ("ring", "swing", "circulant")
+    }
+    assert times["ring"] < times["swing"] < times["circulant"]
+    flat = {a: cost(f"allreduce/{a}", 64, n, uniform(ALPHA, BETA)).seconds for a in ("ring", "circulant")}
+    assert flat["circulant"] < flat["ring"]
+
+
+def test_shared_interface_slows_what_leaves_the_node() -> None:
+    """All 4 ranks of a node send to the other node at once through an interface as fast as one rank."""
+    machine, n = uniform(0.0, BETA, gap=0.0), 1e6
+    seconds = cost_on(levels(4), "allreduce/recursive_doubling", 8, n, machine).seconds
+    assert seconds == pytest.approx((2 + 4) * n * BETA)
+    assert (
+        max(most.get("out", 0) for _, most in link_loads("allreduce/recursive_doubling", 8, levels(4))) == 4
+    )
+
+
+def test_torus_routes_take_the_shorter_way() -> None:
+    fabric = torus((4, 4))
+    assert [len(list(fabric.route(0, peer))) for peer in (0, 1, 3, 5, 10, 12)] == [0, 1, 1, 2, 4, 1]
+    with pytest.raises(ArgumentError, match="has 6 ranks, not 8"):
+        make_fabric("torus", 8, dims=(2, 3))
+    with pytest.raises(ArgumentError, match="known: flat"):
+        make_fabric("moebius", 8)
+
+
+def test_curve_holds_piecewise_and_machine_survives_json() -> None:
+    curve = Curve(((0, 1e-6, 1e-9), (1000, 5e-6, 1e-10)))
+    assert (curve(0), curve(999), curve(1000)) == pytest.approx((1e-6, 1.999e-6, 5.1e-6))
+    assert curve.least_latency == 1e-6
+    machine = Machine(curve, straight(1e-6, 1e-9), straight(0, 1e-11), gap=1e-7)
+    assert Machine.from_json(machine.to_json()) == machine
+    for text in ("", "[]", "{}", '{"one_way": 3}'):
+        with pytest.raises(ArgumentError, match="not a machine"):
+            Machine.from_json(text)
+    with pytest.raises(ArgumentError, match="begin at 0"):
+        Curve(((1, 0, 0),))
+
+
+def test_channels_cost_latency_and_hide_combining() -> None:
+    machine = uniform(ALPHA, BETA, GAMMA)
+    one, four = (cost("allreduce/ring", 2, 1e8, machine, channels=c) for c in (1, 4))
+    assert four.latency == pytest.approx(4 * one.latency)
+    assert four.reduction == pytest.approx(one.reduction / 4)
