@@ -19,7 +19,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
-from math import ceil
+from math import ceil, pow
 from typing import Any, NamedTuple
 
 from .algorithms.tuning import ALPHA_SECONDS, BETA_SECONDS_PER_BYTE
@@ -218,7 +218,7 @@ def least_latency(size: int, alpha: float, gap: float) -> float:
         return 0.0
     most = (size - 1).bit_length()
     # Messages beyond the first of every round, for each number of rounds.
-    more = {r: max(0, ceil(r * float(size) ** (1 / r) - 1e-9) - 2 * r) for r in range(1, most + 1)}
+    more = {r: max(0, ceil(r * pow(size, 1 / r) - 1e-9) - 2 * r) for r in range(1, most + 1)}
     return min(r * alpha + gap * extra for r, extra in more.items())
 
 
