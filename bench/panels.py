@@ -8,7 +8,7 @@ import pandas as pd
 
 from mpicoll.bench import figures, stats
 from mpicoll.bench.sections import Loaded, Section, Table
-from mpicoll.bench.texts import interval_of, number_of, text_of, time_of
+from mpicoll.bench.texts import interval_of, missing, number_of, text_of, time_of
 from mpicoll.collectives import collective
 
 
@@ -30,7 +30,7 @@ def place_names(summary: pd.DataFrame) -> dict[str, str]:
 def _panel(data: Loaded, key: dict[str, Any], panel: pd.DataFrame, names: dict[str, str]) -> Section:
     heading = f"{panel_title(key)}, {names[key['environment']]}"
     table = stats.winners(panel)
-    has_ratio = bool(panel["ratio"].notna().any())
+    has_ratio = bool(panel.loc[panel["verdict"] != "baseline", "ratio"].notna().any())
     charts = {
         name: draw(panel, heading)
         for name, draw in figures.FIGURES.items()
@@ -65,8 +65,10 @@ def panel_title(key: dict[str, Any]) -> str:
     root = f", root {key['root']}" if collective(key["collective"]).rooted and key["root"] else ""
     where += f", {key['placement']}" if key["nodes"] > 1 else ""
     where += f", {key['settings']}" if key["settings"] else ""
-    level = f", thread level {key['thread_level']}" if key["thread_level"] != "funneled" else ""
-    return f"{what}, {where}{root}{level}" + (" (oversubscribed)" if key["oversubscribed"] else "")
+    known = not missing(key["thread_level"]) and key["thread_level"] != "funneled"
+    level = f", thread level {key['thread_level']}" if known else ""
+    crowded = not missing(key["oversubscribed"]) and key["oversubscribed"]
+    return f"{what}, {where}{root}{level}" + (" (oversubscribed)" if crowded else "")
 
 
 def in_words(table: pd.DataFrame) -> str:
