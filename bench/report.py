@@ -10,6 +10,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from mpicoll.bench import formats
 from mpicoll.bench.sections import Loaded, Section, Table, make_all
 from mpicoll.errors import ArgumentError, MpicollError
 
@@ -28,12 +29,15 @@ def add_parser(verbs: Any) -> None:
         action="store_true",
         help="allow different machines, libraries or thread levels, as separate groups",
     )
+    parser.add_argument(
+        "--format", choices=formats.FORMATS, help="print only the tables of another benchmark, for scripts"
+    )
     parser.set_defaults(func=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Write the report and print its essence; status 1 if a result was wrong."""
-    if args.output is None and len(args.directories) > 1:
+    if args.output is None and len(args.directories) > 1 and not args.format:
         raise ArgumentError("several results need -o DIR for their common report")
     try:
         from mpicoll.bench import frame, page, stats
@@ -43,6 +47,9 @@ def run(args: argparse.Namespace) -> int:
         ) from None
 
     results = frame.load(args.directories, across=args.across)
+    if args.format:
+        print(formats.as_format(results.samples, args.format))
+        return int((results.samples["status"] == "wrong").any())
     output = args.output or args.directories[0]
     output.mkdir(parents=True, exist_ok=True)
     summary = stats.summarise(results.samples)
