@@ -10,6 +10,13 @@ from typing import Any
 
 from mpicoll import registry
 from mpicoll.bench import data
+from mpicoll.bench.device_contenders import (
+    DeviceWorkload,
+    builtin_host,
+    nccl,
+    require_aware,
+    synchronised,
+)
 from mpicoll.bench.spec import Contender
 from mpicoll.bench.workload import Workload
 from mpicoll.errors import Unsupported
@@ -45,9 +52,12 @@ def build(contender: Contender, work: Workload, own: Any, plain: Any) -> Runnabl
     reason = data.undefined(work.case.op, work.dtype)
     if reason:
         raise Unsupported(reason)
-    arguments = work.arguments(getattr(MPI, work.case.op.upper(), None))
+    op = getattr(MPI, work.case.op.upper(), None)
+    arguments = work.arguments(op)
     start = time.perf_counter()
-    if not contender.builtin:
+    if isinstance(work, DeviceWorkload):
+        made = _build_on_device(contender, work, own, plain, op)
+    elif not contender.builtin:
         made = _build_own(contender, work, own, arguments)
     elif contender.name == "builtin":
         call = partial(getattr(plain, work.recipe.method), *arguments)
@@ -55,6 +65,28 @@ def build(contender: Contender, work: Workload, own: Any, plain: Any) -> Runnabl
     else:
         made = _build_persistent(contender, getattr(plain, work.recipe.method + "_init")(*arguments))
     made.build_seconds = time.perf_counter() - start
+    return made
+
+
+def _build_on_device(contender: Contender, work: DeviceWorkload, own: Any, plain: Any, op: Any) -> Runnable:
+    """As below, with the wait for the results inside of the call."""
+    arguments, method = work.arguments(op), work.recipe.method
+    if contender.name == "builtin_host":
+        call = builtin_host(work, plain, op)
+        return Runnable(contender, call, algorithm="builtin_host", facts={"buffer": "cupy_staged"})
+    if contender.name == "nccl":
+        call, free = nccl(work, plain)
+        return Runnable(contender, call, free, algorithm="nccl", facts={"buffer": "cupy"})
+    if contender.builtin:
+        require_aware()
+        if contender.name == "builtin":
+            made = Runnable(contender, partial(getattr(plain, method), *arguments), algorithm="builtin")
+        else:
+            made = _build_persistent(contender, getattr(plain, method + "_init")(*arguments))
+        made.facts["buffer"] = "cupy"
+    else:
+        made = _build_own(contender, work, own, arguments)
+    made.call = synchronised(made.call)
     return made
 
 
@@ -69,7 +101,7 @@ def _build_own(contender: Contender, work: Workload, own: Any, arguments: tuple[
     plan = make(*arguments, algorithm=contender.name, engine=engine, **dict(contender.options))
     params = {key: value for key, value in dict(plan.params).items() if key != "nodes" and value is not None}
     facts = {"rounds": plan.rounds, "params": params}
-    facts.update({key: getattr(plan, key) for key in ("channels", "depth") if hasattr(plan, key)})
+    facts.update({key: getattr(plan, key) for key in ("channels", "depth", "buffer") if hasattr(plan, key)})
     return Runnable(contender, plan, plan.free, plan.algorithm, plan.engine, facts)
 
 

@@ -14,6 +14,7 @@ from mpicoll.bench.check import check, verdict
 from mpicoll.bench.clocks import Window
 from mpicoll.bench.cold import last_level_cache, sweeper
 from mpicoll.bench.contenders import Runnable, build
+from mpicoll.bench.device_contenders import DeviceWorkload, use_own_device
 from mpicoll.bench.planning import History, Step
 from mpicoll.bench.race import Method, Race, Samples
 from mpicoll.bench.spec import Contender, Spec
@@ -61,6 +62,9 @@ class Bench:
         import mpicoll
 
         self.world, self.spec, self.stop = world, spec, stop
+        if spec.buffer == "cupy":
+            with world.together():
+                use_own_device(world)
         self.own: Any = mpicoll.Comm(world.control)
         self.plain = world.control.Dup()
         self.barrier = self.own.Barrier_init(algorithm="dissemination")
@@ -94,7 +98,8 @@ class Bench:
     def _workloads(self, case: Case) -> list[Workload]:
         """The sets of buffers that calls take in turn: one where they may stay in the caches."""
         sets = 1 if case.cache == "warm" or self.cold is None else self.cold.sets(case.total_bytes)
-        works = [Workload(case, self.world.rank) for _ in range(sets)]
+        kind = DeviceWorkload if self.spec.buffer == "cupy" else Workload
+        works = [kind(case, self.world.rank) for _ in range(sets)]
         for work in works:
             work.refresh(self._next_epoch())
         return works

@@ -62,7 +62,7 @@ def _facts(entry: Entry) -> Row:
     facts = runnable.facts if runnable else {}
     params = facts.get("params", {key: v for key, v in options.items() if key not in ("channels", "depth")})
     return {
-        "implementation": "mpi" if contender.builtin else "mpicoll",
+        "implementation": "nccl" if contender.name == "nccl" else "mpi" if contender.builtin else "mpicoll",
         "requested": contender.label,
         "algorithm": runnable.algorithm if runnable else contender.name,
         "engine": None if contender.builtin else (runnable.engine if runnable else contender.engine),
@@ -70,6 +70,7 @@ def _facts(entry: Entry) -> Row:
         "channels": facts.get("channels", options.get("channels")),
         "depth": facts.get("depth", options.get("depth")),
         "rounds": facts.get("rounds"),
+        **({"buffer": facts["buffer"]} if "buffer" in facts else {}),
         "build_seconds": entry.build_seconds,
         "first_seconds": entry.first_seconds,
         "status": entry.status,

@@ -169,7 +169,8 @@ class Session:
         world, spec = self.world, self.spec
         common = {
             "launch": self.launch, "case": step.case, "pass": step.number, "collective": case.collective,
-            "buffer": "host", "dtype": case.dtype, "op": case.op or None, "root": case.root,
+            "buffer": "host" if spec.buffer == "numpy" else spec.buffer,
+            "dtype": case.dtype, "op": case.op or None, "root": case.root,
             "ranks": world.size, "nodes": world.node_count, "ppn": world.ppn,
             "placement": world.topology.placement,
             "oversubscribed": world.oversubscribed, "thread_level": world.thread_level, "count": case.count,

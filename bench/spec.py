@@ -26,6 +26,7 @@ SYNCS = ("dissemination", "window")
 CACHES = ("warm", "cold")
 ORDERS = ("shuffled", "sequential")
 BUILTINS = ("builtin", "builtin_persistent")
+DEVICE_BUILTINS = ("builtin_host", "nccl")  # only for buffers in device memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class Contender:
     @property
     def builtin(self) -> bool:
         """Whether it is MPI's own."""
-        return self.name in BUILTINS
+        return self.name in BUILTINS + DEVICE_BUILTINS
 
     @property
     def label(self) -> str:
@@ -58,6 +59,7 @@ class Spec:
     op: tuple[str, ...] = ("sum",)
     sizes: tuple[int, ...] = tuple(parse_sizes("4:64M:4"))
     root: int = 0
+    buffer: str = "numpy"
     cache: tuple[str, ...] = ("warm",)
     sync: str = "dissemination"
     batch: int = 1
@@ -83,7 +85,8 @@ class Spec:
         """The competitors for one collective; `own` names its registered algorithms."""
         found: dict[Contender, None] = {}
         for text in self.algorithms:
-            names = [*own, *BUILTINS] if text == "all" else [text]
+            all_of_them = [*own, *BUILTINS, *(DEVICE_BUILTINS if self.buffer == "cupy" else ())]
+            names = all_of_them if text == "all" else [text]
             for name in names:
                 one = parse_contender(name)
                 engines = ("",) if one.builtin else self.engine
@@ -171,6 +174,7 @@ _CONVERT: dict[str, Callable[[Any], Any]] = {
     "op": _words,
     "sizes": lambda value: tuple(parse_sizes(value)),
     "root": _whole(0),
+    "buffer": _one_of("numpy", "cupy"),
     "cache": _some_of(*CACHES),
     "sync": _one_of(*SYNCS),
     "batch": _whole(1),
@@ -208,6 +212,8 @@ def make_spec(flags: Mapping[str, Any], path: str | Path | None = None) -> Spec:
         except (ValueError, TypeError) as error:
             raise ArgumentError(f"{key} = {value!r}: {error}") from None
     spec = Spec(**converted)
+    if spec.buffer == "cupy" and ("cold" in spec.cache or "native" in spec.engine):
+        raise ArgumentError("buffer: device buffers are measured warm, and on the python engine")
     if spec.batch > 1 and "cold" in spec.cache:
         raise ArgumentError("batch: only the first call of a batch would find cold buffers; use --batch 1")
     return spec

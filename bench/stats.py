@@ -18,11 +18,12 @@ from mpicoll.collectives import collective
 PANEL = [
     "environment", "settings", "thread_level", "ranks", "nodes", "ppn", "placement", "oversubscribed",
     "collective",
-    "dtype", "op", "root", "buffer", "cache", "sync", "batch",
+    "dtype", "op", "root", "memory", "cache", "sync", "batch",
 ]  # fmt: skip
 CELL = [*PANEL, "count", "msg_bytes", "total_bytes", "size", "primed"]
 WHO = [
     "contender",
+    "buffer",
     "implementation",
     "requested",
     "algorithm",

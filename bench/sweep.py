@@ -17,7 +17,7 @@ from mpicoll.bench.spec import Contender, Spec, make_spec
 from mpicoll.bench.world import StopSignals, World, start
 from mpicoll.errors import ArgumentError
 
-_PLAN_KEYWORDS = ("channels", "depth")
+_PLAN_KEYWORDS = ("channels", "depth", "staging")
 
 
 def add_parser(verbs: Any) -> None:
@@ -40,6 +40,11 @@ def add_parser(verbs: Any) -> None:
     add("--dtype", metavar="NAMES", help="comma list of NumPy names (float32)")
     add("--op", metavar="NAMES", help="comma list: sum, prod, max, min, band, … (sum)")
     add("--sizes", help="bytes, min:max:factor or comma list (4:64M:4)")
+    add(
+        "--buffer",
+        metavar="NAME",
+        help="memory of the buffers: numpy, or cupy: a device's (numpy); see docs/gpu.md",
+    )
     add("--root", type=int, help="root of rooted collectives (0)")
     add(
         "--cache",

@@ -10,7 +10,7 @@ import numpy as np
 from mpicoll.bench import data
 from mpicoll.bench.cases import ALL, RECIPES, Case, Piece
 
-_GUARD_BYTES = 64
+GUARD_BYTES = 64
 _ALIGN = 4096
 
 
@@ -19,22 +19,21 @@ class Buffer:
 
     def __init__(self, count: int, dtype: np.dtype[Any]):
         nbytes = count * dtype.itemsize
-        raw = np.zeros(
-            nbytes + 2 * _GUARD_BYTES + 2 * _ALIGN, np.uint8
-        )  # zeros written: no page faults later
+        raw = np.zeros(nbytes + 2 * GUARD_BYTES + 2 * _ALIGN, np.uint8)  # zeros written: no page faults later
         raw[:] = 0
-        start = _GUARD_BYTES + -(raw.ctypes.data + _GUARD_BYTES) % _ALIGN
+        start = GUARD_BYTES + -(raw.ctypes.data + GUARD_BYTES) % _ALIGN
+        self.guarded = raw[start - GUARD_BYTES : start + nbytes + GUARD_BYTES]
         self.array = raw[start : start + nbytes].view(dtype)
-        self.before = raw[start - _GUARD_BYTES : start]
-        self.after = raw[start + nbytes : start + nbytes + _GUARD_BYTES]
+        self.before = raw[start - GUARD_BYTES : start]
+        self.after = raw[start + nbytes : start + nbytes + GUARD_BYTES]
 
     def arm(self) -> None:
         """Write the guard bytes."""
-        self.before[:] = self.after[:] = np.arange(1, _GUARD_BYTES + 1, dtype=np.uint8)
+        self.before[:] = self.after[:] = np.arange(1, GUARD_BYTES + 1, dtype=np.uint8)
 
     def intact(self) -> bool:
         """Whether nothing was written outside of the array."""
-        expected = np.arange(1, _GUARD_BYTES + 1, dtype=np.uint8)
+        expected = np.arange(1, GUARD_BYTES + 1, dtype=np.uint8)
         return np.array_equal(self.before, expected) and np.array_equal(self.after, expected)
 
 

@@ -249,6 +249,13 @@ class ndarray:  # noqa: N801 (CuPy's name)
         get_current_stream().synchronize()
         return self.host.copy()
 
+    def set(self, content: Any) -> None:
+        self[...] = np.array(content)
+
+    def view(self, dtype: Any) -> ndarray:
+        dtype = np.dtype(dtype)
+        return ndarray(self.nbytes // dtype.itemsize, dtype, self.data)
+
     def copy(self) -> ndarray:
         made = ndarray(self.shape, self.dtype)
         made[...] = self
