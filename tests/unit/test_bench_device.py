@@ -1,4 +1,4 @@
-"""A sweep of device buffers, with a fake device: every contender is proved right, or says why it cannot run."""
+"""A sweep of device buffers, with a fake device: each contender is proved right, or says why it cannot."""
 
 from __future__ import annotations
 
