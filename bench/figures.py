@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import altair as alt
+import numpy as np
 import pandas as pd
 
 from mpicoll.bench.sizes import format_seconds
@@ -34,12 +35,13 @@ _SECONDS = (
 _HOVER = (
     ("contender:N", "contender"), ("size:N", "size"), ("time:N", "time"), ("interval:N", "95 % interval"),
     ("ratio:Q", "time / builtin"), ("ratio_text:N", "95 % interval of it"), ("verdict:N", "verdict"),
-    ("busbw:Q", "busbw [GB/s]"), ("samples:Q", "samples"), ("launches:Q", "launches"),
+    ("leaning:N", "leaning"), ("algbw:Q", "algbw [GB/s]"), ("busbw:Q", "busbw [GB/s]"), ("p10:N", "p10"),
+    ("p90:N", "p90"), ("p99:N", "p99"), ("samples:Q", "samples"), ("launches:Q", "launches"),
 )  # fmt: skip
 _DRAWN = [
     "contender", "msg_bytes", "size", "median", "median_low", "median_high", "time", "interval",
-    "ratio", "ratio_text", "verdict", "speedup", "speedup_low", "speedup_high", "busbw",
-    "samples", "launches", "best_own",
+    "ratio", "ratio_text", "verdict", "leaning", "speedup", "speedup_low", "speedup_high", "algbw", "busbw",
+    "p10", "p90", "p99", "samples", "launches", "best_own",
 ]  # fmt: skip
 
 
@@ -47,6 +49,8 @@ def drawable(panel: pd.DataFrame) -> pd.DataFrame:
     """What a logarithmic chart can show (good, timed, not empty), with texts for hovering."""
     data = panel[(panel["status"] == "ok") & panel["median"].notna() & (panel["msg_bytes"] > 0)].copy()
     ratios = data[["ratio", "ratio_low", "ratio_high"]].astype(float)
+    for name in ("p10", "p90", "p99"):
+        data[name] = data[name].map(format_seconds)
     data["time"] = data["median"].map(format_seconds)
     data["interval"] = [
         "none" if pd.isna(low) else f"{format_seconds(low)} to {format_seconds(high)}"
@@ -110,10 +114,9 @@ def _tooltip() -> list[alt.Tooltip]:
 def _lines(
     data: pd.DataFrame, order: list[str], y: alt.Y, interval: tuple[str, str] | None
 ) -> list[alt.Chart]:
-    """Points, lines between them and intervals; a click on the legend lets the others fade."""
-    chosen = alt.selection_point(fields=["contender"], bind="legend", toggle="true")
-    shown = alt.when(chosen).then(alt.value(1.0)).otherwise(alt.value(0.07))
-    base = alt.Chart(data).encode(x=axis_of_bytes(data), color=_colour(order), opacity=shown)
+    """Points, lines between them and intervals; clicks on the legend choose whose are shown."""
+    chosen = alt.selection_point(name="shown", fields=["contender"], bind="legend", toggle="true")
+    base = alt.Chart(data).encode(x=axis_of_bytes(data), color=_colour(order)).transform_filter(chosen)
     layers = [base.mark_line(strokeWidth=1.6, clip=True).encode(y=y)]
     if interval:
         low, high = interval
@@ -163,21 +166,62 @@ def speedup(panel: pd.DataFrame, title: str) -> Any:
 
 
 def bandwidth(panel: pd.DataFrame, title: str) -> Any:
-    """Bus bandwidth by size, as nccl-tests define it."""
+    """Bandwidth by size, as nccl-tests define it: busbw, or algbw at the reader's choice."""
     data = drawable(panel)
-    data = data[data["busbw"].notna()]
-    scale = alt.Scale(type="log", domain=_domain(data["busbw"]), nice=False)
-    y = alt.Y("busbw:Q", title="busbw [GB/s]", scale=scale, axis=alt.Axis(format=".3~g"))
-    chart = alt.layer(*_lines(data, contender_order(panel), y, None))
-    return titled(
-        chart, f"Bandwidth: {title}", "busbw = bytes / time × the collective's factor; 1 GB = 1e9 bytes"
+    which = alt.param(
+        name="which", value="busbw", bind=alt.binding_radio(options=["busbw", "algbw"], name="bandwidth: ")
     )
+    domain = _domain(pd.concat([data["busbw"], data["algbw"]]))
+    y = alt.Y("bandwidth:Q", title="GB/s", axis=alt.Axis(format=".3~g"),
+              scale=alt.Scale(type="log", domain=domain, nice=False))  # fmt: skip
+    lines = _lines(data[data["busbw"].notna()], contender_order(panel), y, None)
+    chosen = [line.transform_calculate(bandwidth="datum[which]") for line in lines]
+    return titled(
+        alt.layer(*chosen).add_params(which),
+        f"Bandwidth: {title}",
+        "algbw = bytes / time; busbw = algbw × the collective's factor (nccl-tests); 1 GB = 1e9 bytes",
+    )
+
+
+def distribution(samples: pd.DataFrame, panel: pd.DataFrame, title: str) -> Any:
+    """How the calls' times are distributed at one size, of the reader's choice, cumulative."""
+    data = quantiles(samples)
+    sizes = list(dict.fromkeys(data.sort_values("msg_bytes", kind="stable")["size"]))
+    size = alt.param(name="chosen_size", value=sizes[len(sizes) // 2],
+                     bind=alt.binding_select(options=sizes, name="message size: "))  # fmt: skip
+    x = alt.X("seconds:Q", title="time", scale=alt.Scale(type="log", nice=False, padding=8),
+              axis=alt.Axis(labelExpr=_SECONDS))  # fmt: skip
+    y = alt.Y("share:Q", title="share of calls not slower", axis=alt.Axis(format="%"))
+    chosen = alt.selection_point(name="shown", fields=["contender"], bind="legend", toggle="true")
+    lines = (
+        alt.Chart(data)
+        .transform_filter("datum.size == chosen_size")
+        .transform_filter(chosen)
+        .mark_line(interpolate="step-after", strokeWidth=1.6)
+        .encode(x=x, y=y, color=_colour(contender_order(panel)), order="share:Q",
+                tooltip=["contender:N", "size:N", alt.Tooltip("share:Q", format=".0%"), "time:N"])
+        .add_params(size, chosen)
+    )  # fmt: skip
+    return titled(
+        lines, f"Distribution: {title}", "cumulative, timed calls of all launches; choose the size below"
+    )
+
+
+def quantiles(samples: pd.DataFrame) -> pd.DataFrame:
+    """Of each contender and size, the times below which given shares of the good timed calls lie."""
+    good = samples[samples["status"].eq("ok") & samples["warmup"].eq(False) & samples["msg_bytes"].gt(0)]
+    shares = np.array([0, 0.01, *(k / 20 for k in range(1, 20)), 0.99, 1])
+    grouped = good.groupby(["contender", "size", "msg_bytes"], sort=False)["seconds"]
+    data = grouped.quantile(shares).rename_axis([*grouped.keys, "share"]).reset_index()
+    data["seconds"] = data["seconds"].map(lambda value: float(f"{value:.4g}"))
+    data["time"] = data["seconds"].map(format_seconds)
+    return data
 
 
 def heatmap(panel: pd.DataFrame, title: str) -> Any:
     """Time relative to the builtin for each contender and size; the best own one is framed."""
     data = drawable(panel).sort_values("msg_bytes", kind="stable")
-    data = data[data["ratio"].notna()]
+    data = data[data["ratio"].notna()].copy()
     data["text"] = data["ratio"].map(lambda r: f"{r:.2f}" if r < 10 else f"{r:.0f}")
     sizes = list(dict.fromkeys(data["size"]))
     base = alt.Chart(data).encode(
@@ -198,6 +242,64 @@ def heatmap(panel: pd.DataFrame, title: str) -> Any:
     )
     subtitle = "time relative to MPI's own call (below 1: faster); framed: the best own one at each size"
     return titled(cells + text + frames, f"Who wins: {title}", subtitle, alt.Step(36), alt.Step(21))
+
+
+def overview(cells: pd.DataFrame) -> Any:
+    """Who wins in every case: rows are collectives and ranks, columns sizes, colours winners.
+
+    `cells` has the columns row, size, msg_bytes, winner, text, sure, and those of the hover.
+    """
+    sizes = list(dict.fromkeys(cells.sort_values("msg_bytes", kind="stable")["size"]))
+    rows = list(dict.fromkeys(cells["row"]))
+    fixed = {BASELINE: "#1c2430", "tie": "#b9c0c9", "no verdict": "#f1f2f4"}
+    own = [name for name in dict.fromkeys(cells["winner"]) if name not in fixed]
+    order = [*own, *(name for name in fixed if name in set(cells["winner"]))]
+    shades = iter(_COLOURS * (1 + len(own) // len(_COLOURS)))
+    colours = [fixed[name] if name in fixed else next(shades) for name in order]
+    base = alt.Chart(cells).encode(
+        x=alt.X("size:N", sort=sizes, title="message size", axis=alt.Axis(labelAngle=-45)),
+        y=alt.Y("row:N", sort=rows, title=None, axis=alt.Axis(labelLimit=420)),
+    )
+    rectangles = base.mark_rect(stroke="#fff", strokeWidth=1).encode(
+        color=alt.Color("winner:N", title="winner", sort=order, scale=alt.Scale(domain=order, range=colours),
+                        legend=alt.Legend(labelLimit=260, symbolLimit=0)),
+        opacity=alt.condition("datum.sure", alt.value(1.0), alt.value(0.55)),
+        tooltip=[alt.Tooltip(f"{name}:N", title=title) for name, title in (
+            ("row", "case"), ("size", "size"), ("winner", "winner"), ("contender", "best own"),
+            ("time", "its time"), ("builtin", "builtin"), ("ratio_text", "ratio"), ("verdict", "verdict"),
+            ("why", "why undecided"))],
+    )  # fmt: skip
+    dark = alt.condition("datum.dark && datum.sure", alt.value("#fff"), alt.value("#1c2430"))
+    texts = base.mark_text(fontSize=10).encode(text="text:N", color=dark)
+    subtitle = "number: best own time / builtin's; pale and with “?”: not decided, the colour is its leaning"
+    return titled(rectangles + texts, "Who wins where", subtitle, alt.Step(46), alt.Step(26))
+
+
+def topology(cells: pd.DataFrame, title: str) -> Any:
+    """Median time by where the ranks were, at a size that the reader chooses.
+
+    `cells` has the columns where, size, msg_bytes, contender, median, median_low, median_high, time.
+    """
+    sizes = list(dict.fromkeys(cells.sort_values("msg_bytes", kind="stable")["size"]))
+    size = alt.param(name="chosen_size", value=sizes[len(sizes) // 2],
+                     bind=alt.binding_select(options=sizes, name="message size: "))  # fmt: skip
+    base = (
+        alt.Chart(cells)
+        .transform_filter("datum.size == chosen_size")
+        .encode(
+            x=alt.X("where:N", sort=list(dict.fromkeys(cells["where"])),
+                    title="ranks = nodes × ranks per node", axis=alt.Axis(labelAngle=-30, labelLimit=220)),
+            color=_colour(contender_order(cells)),
+        )
+    )  # fmt: skip
+    scale = alt.Scale(type="log", nice=False, padding=10)
+    y = alt.Y("median:Q", title="time", scale=scale, axis=alt.Axis(labelExpr=_SECONDS))
+    shift = alt.XOffset("contender:N", sort=contender_order(cells))
+    points = base.mark_point(filled=True, size=60).encode(y=y, xOffset=shift, tooltip=[
+        "where:N", "contender:N", "size:N", "time:N", "launches:Q"])  # fmt: skip
+    bars = base.mark_rule().encode(y="median_low:Q", y2="median_high:Q", xOffset=shift)
+    subtitle = "median over launches; bars: 95 % interval; choose the size below"
+    return titled((bars + points).add_params(size), f"Topology: {title}", subtitle)
 
 
 FIGURES = {"winners": heatmap, "latency": latency, "speedup": speedup, "bandwidth": bandwidth}

@@ -3,87 +3,81 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import altair as alt
 import jinja2
-import pandas as pd
 import vl_convert
 from markupsafe import Markup
 
+from mpicoll.bench.grids import samples_grid, summary_grid
 from mpicoll.bench.sections import Loaded, Section
-from mpicoll.bench.sizes import format_seconds
-from mpicoll.bench.texts import number_of, text_of, time_of
+from mpicoll.bench.texts import missing, text_of, time_of
 
 _TEMPLATES = Path(__file__).with_name("templates")
-_SUMMARY_COLUMNS = (
-    "collective", "ranks", "contender", "size", "median", "median_low", "median_high", "p10", "p90",
-    "min", "skew", "first_seconds", "build_seconds", "samples", "launches", "outliers",
-    "ratio", "ratio_low", "ratio_high", "verdict", "algbw", "busbw", "rounds",
-    "channels", "depth", "params", "status", "reason",
-)  # fmt: skip
-_AS_TIME = {
-    "median",
-    "median_low",
-    "median_high",
-    "p10",
-    "p90",
-    "min",
-    "skew",
-    "first_seconds",
-    "build_seconds",
-}
+_MARKED = ("faster", "slower", "kept", "VIOLATED", "grave")  # cells that are given a colour
 
 
-def write(path: Path, data: Loaded, sections: list[Section], warnings: list[str]) -> None:
+def write(path: Path, data: Loaded, sections: list[Section]) -> None:
     """Render the page."""
     loader = jinja2.FileSystemLoader(_TEMPLATES)
     environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined,
                                      trim_blocks=True, lstrip_blocks=True)  # fmt: skip
-    environment.filters |= {"time": time_of, "number": number_of, "text": text_of}
-    specs = {
-        f"{part.slug}-{name}": as_json(chart)
-        for section in sections
-        for part in section.walk()
-        for name, chart in part.charts.items()
-    }
+    environment.filters |= {"time": time_of, "text": text_of}
+    specs, datasets = specifications(sections)
+    samples, note = samples_grid(data.samples)
+    scripts = {"specs": specs, "datasets": datasets, "samples-data": samples}
+    scripts["summary-data"] = summary_grid(data.summary)
     text = environment.get_template("report.html.j2").render(
         sections=sections,
-        specs=specs,
-        warnings=warnings,
-        launches=[(Path(source), launch) for source, launch in data.launches()],
+        launches=list(data.launches()),
         environments=list(data.results.environments),
-        samples=len(data.samples),
-        columns=_SUMMARY_COLUMNS,
-        rows=[
-            {name: _cell(name, row[name]) for name in _SUMMARY_COLUMNS if name in row}
-            for row in data.summary.to_dict("records")
-        ],
-        script=program(),
+        sample_note=note,
+        links=[os.path.relpath(Path(source) / "samples.csv", path.parent) for source in data.runs],
+        marked=_MARKED,
+        data={name: as_json(content) for name, content in scripts.items()},
+        program=program(),
+        style=_part("style.css"),
+        grid_script=_part("grid.js"),
+        page_script=_part("page.js"),
     )
     path.write_text(text, encoding="utf-8")
 
 
-def _cell(name: str, value: Any) -> str:
-    if value is None or pd.isna(value):
-        return ""
-    if name in _AS_TIME:
-        return format_seconds(value)
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
-
-
-def as_json(chart: Any) -> Markup:
-    """A chart's specification, safe inside a script element."""
+def specifications(sections: list[Section]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The charts by the id of their place in the page, and the data sets that they share, by name."""
+    specs: dict[str, Any] = {}
+    datasets: dict[str, Any] = {}
     with alt.data_transformers.enable("default", max_rows=None):
-        return Markup(json.dumps(chart.to_dict()).replace("<", "\\u003c"))
+        for part in (part for section in sections for part in section.walk()):
+            for name, chart in part.charts.items():
+                spec = chart.to_dict()
+                own = spec.pop("datasets", {})
+                spec["usermeta"] = {**spec.get("usermeta", {}), "datasets": list(own)}
+                datasets |= {key: [_without_nan(row) for row in rows] for key, rows in own.items()}
+                specs[f"{part.slug}-{name}"] = spec
+    return specs, datasets
+
+
+def _without_nan(row: dict[str, Any]) -> dict[str, Any]:
+    """Missing values as null, which JSON knows."""
+    return {key: None if missing(value) else value for key, value in row.items()}
+
+
+def as_json(content: Any) -> Markup:
+    """As JSON, safe inside a script element."""
+    text = json.dumps(content, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return Markup(text.replace("<", "\\u003c"))
+
+
+def _part(name: str) -> Markup:
+    return Markup((_TEMPLATES / name).read_text(encoding="utf-8"))
 
 
 def program() -> Markup:
     """Vega, Vega-Lite and Vega-Embed as one script."""
     version = ".".join(alt.SCHEMA_VERSION.lstrip("v").split(".")[:2])
-    return Markup(
-        vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", version).replace(
-            "</script", "<\\/script"
-        )
-    )
+    bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", version)
+    return Markup(bundle.replace("</script", "<\\/script"))

@@ -11,6 +11,8 @@ from mpicoll.bench.sections import Loaded, Section, Table
 from mpicoll.bench.texts import interval_of, missing, number_of, text_of, time_of
 from mpicoll.collectives import collective
 
+WORDS = ("faster", "tie", "slower", "undecided")
+
 
 def section(data: Loaded) -> Section | None:
     """One part per panel."""
@@ -37,8 +39,19 @@ def _panel(data: Loaded, key: dict[str, Any], panel: pd.DataFrame, names: dict[s
         if len(figures.drawable(panel)) and (has_ratio or name not in ("winners", "speedup"))
         if name != "bandwidth" or panel["busbw"].notna().any()
     }
-    words = [*grave_hazards(data, key), in_words(table)]
-    return Section(heading, words, charts, [winner_table(table)])
+    if len(figures.drawable(panel)):
+        charts["distribution"] = figures.distribution(_samples(data, key), panel, heading)
+    words = [*grave_hazards(data, key), *in_words(table)]
+    return Section(heading, words, charts, [winner_table(table)], folded=True)
+
+
+def _samples(data: Loaded, key: dict[str, Any]) -> pd.DataFrame:
+    """The raw rows of a panel."""
+    mine = pd.Series(True, index=data.samples.index)
+    for name, value in key.items():
+        column = data.samples[name]
+        mine &= column.isna() if pd.isna(value) else column.eq(value).fillna(False).astype(bool)
+    return data.samples[mine]
 
 
 def grave_hazards(data: Loaded, key: dict[str, Any]) -> list[str]:
@@ -71,36 +84,51 @@ def panel_title(key: dict[str, Any]) -> str:
     return f"{what}, {where}{root}{level}" + (" (oversubscribed)" if crowded else "")
 
 
-def in_words(table: pd.DataFrame) -> str:
-    """The outcome of a panel in a sentence or two."""
-    decided = table[table["verdict"].notna()] if "verdict" in table else table[:0]
-    if decided.empty:
-        return "Nothing to compare: either MPI's own call or an own algorithm is missing."
-    count = decided["verdict"].value_counts()
-    parts = [
-        f"{word} at {count[name]}"
-        for name, word in (
-            ("faster", "faster"),
-            ("tie", "tied"),
-            ("slower", "slower"),
-            ("undecided", "undecided"),
+def in_words(table: pd.DataFrame) -> list[str]:
+    """The outcome of a panel in a few sentences: what is decided, what is not and what that leans to."""
+    rows = table[table["verdict"].notna()].to_dict("records") if "verdict" in table else []
+    if not rows:
+        return ["Nothing to compare: either MPI's own call or an own algorithm is missing."]
+    sizes = f"{len(rows)} size{'s' if len(rows) != 1 else ''}"
+    said = [f"{word} at {n}" for word in WORDS if (n := sum(row["verdict"] == word for row in rows))]
+    words = [f"The best own algorithm against MPI's own call: {', '.join(said)} of {sizes}."]
+    unsure = [row for row in rows if row["verdict"] == "undecided"]
+    if unsure:
+        leans = [f"{word} at {n}" for word in WORDS if (n := sum(row["leaning"] == word for row in unsure))]
+        reasons = " / ".join(dict.fromkeys(_reason(row["why"]) for row in unsure))
+        toward = f"by their intervals alone {', '.join(leans)}" if leans else "their intervals say nothing"
+        words.append(f"Undecided because of {reasons}; {toward}.")
+    good = [row for row in rows if "faster" in (row["verdict"], row["leaning"])]
+    if good:
+        top = min(good, key=lambda row: float(row["ratio"]))
+        sure = "" if top["verdict"] == "faster" else " (not decided)"
+        words.append(
+            f"Largest gain{sure}: {top['contender']} takes {top['ratio']:.2f} "
+            f"({interval_of(top)}) of the builtin's time at {top['size']}."
         )
-        if count.get(name)
-    ]
-    sure = [row for row in decided.to_dict("records") if row["verdict"] == "faster"]
-    text = f"The best own algorithm is {', '.join(parts)} of {len(decided)} sizes."
-    if sure:
-        top = min(sure, key=lambda row: float(row["ratio"]))
-        share = f"{top['ratio']:.2f} of the builtin's time"
-        text += f" Largest gain: {top['contender']} takes {share} at {top['size']}."
-    return text
+    return words
+
+
+def _reason(why: str) -> str:
+    """Why something is undecided, without the numbers that differ from size to size."""
+    return "p > 0.05 after correction" if why.startswith("p = ") else why
 
 
 def winner_table(table: pd.DataFrame) -> Table:
     """Who wins at each size, as texts."""
-    columns = ("size", "winner", "best own", "time", "builtin", "persistent", "ratio", "95 % interval")
+    columns = (
+        "size",
+        "verdict",
+        "leaning",
+        "best own",
+        "time",
+        "builtin",
+        "persistent",
+        "ratio",
+        "95 % interval",
+    )
     rows = [
-        (row["size"], text_of(row["winner"]), text_of(row.get("contender")),
+        (row["size"], text_of(row.get("verdict")), text_of(row.get("leaning")), text_of(row.get("contender")),
          *(time_of(row.get(name)) for name in ("own_median", "builtin_median", "persistent_median")),
          number_of(row.get("ratio")), interval_of(row))
         for row in table.to_dict("records")

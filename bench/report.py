@@ -14,6 +14,8 @@ from mpicoll.bench import formats
 from mpicoll.bench.sections import Loaded, Section, Table, make_all
 from mpicoll.errors import ArgumentError, MpicollError
 
+_TERMINAL = 160  # columns, above which a table is a list
+
 
 def add_parser(verbs: Any) -> None:
     """Add the verb `report`."""
@@ -31,6 +33,12 @@ def add_parser(verbs: Any) -> None:
     )
     parser.add_argument(
         "--format", choices=formats.FORMATS, help="print only the tables of another benchmark, for scripts"
+    )
+    parser.add_argument(
+        "--figures",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="also write each chart as SVG and PNG (yes)",
     )
     parser.set_defaults(func=run)
 
@@ -56,40 +64,14 @@ def run(args: argparse.Namespace) -> int:
     data = Loaded(results, summary, tuple(args.directories))
     summary.to_csv(output / "summary.csv", index=False, float_format="%.6g")
     sections = make_all(data)
-    for section in sections:
-        write_figures(section, output / "figures")
-    warnings = find_warnings(data)
-    page.write(output / "report.html", data, sections, warnings)
-    print(as_text(sections, warnings))
-    print(f"\nwrote {output / 'report.html'}, {output / 'summary.csv'} and {output / 'figures'}")
+    if args.figures:
+        for section in sections:
+            write_figures(section, output / "figures")
+    page.write(output / "report.html", data, sections)
+    print(as_text(sections))
+    written = [output / name for name in ("report.html", "summary.csv", *(["figures"] * args.figures))]
+    print(f"\nwrote {', '.join(map(str, written))}")
     return int((results.samples["status"] == "wrong").any())
-
-
-def find_warnings(data: Loaded) -> list[str]:
-    """What a reader must know before believing a number."""
-    found = list(data.results.notes)
-    for directory, run in data.runs.items():
-        for launch in run["launches"]:
-            found += [
-                f"{hazard['what']}: {hazard['effect']}. To fix: {hazard['fix']}"
-                for hazard in launch["hazards"]
-            ]
-        if run["launches"][-1]["status"] != "complete":
-            ended = run["launches"][-1]["status"]
-            found.append(f"{directory} is not complete ({ended}): mpicoll sweep … --resume")
-    summary = data.summary
-    if summary["oversubscribed"].any():
-        found.append("Rows marked oversubscribed are not performance results.")
-    if summary["launches"].max() == 1:
-        found.append(
-            "Each case was measured in one launch only: the intervals say nothing about how launches differ. "
-            "Sweep again into other directories and report them together."
-        )
-    for status, what in (("wrong", "WRONG RESULTS"), ("error", "Errors"), ("unsupported", "Unsupported")):
-        bad = summary[summary["status"] == status]
-        for contender, rows in bad.groupby("contender", sort=False):
-            found.append(f"{what}: {contender} in {len(rows)} cases, the first: {rows['reason'].iloc[0]}")
-    return list(dict.fromkeys(found))
 
 
 def write_figures(section: Section, folder: Path) -> None:
@@ -101,7 +83,7 @@ def write_figures(section: Section, folder: Path) -> None:
             chart.save(folder / f"{name}-{part.slug}.png", scale_factor=2)
 
 
-def as_text(sections: list[Section], warnings: list[str]) -> str:
+def as_text(sections: list[Section]) -> str:
     """The essence for a terminal: words, and tables that are not folded."""
     lines: list[str] = []
     for section in sections:
@@ -109,14 +91,15 @@ def as_text(sections: list[Section], warnings: list[str]) -> str:
             if part.words or part.tables:
                 shown = [line for table in part.tables if not table.folded for line in table_lines(table)]
                 lines += [part.title, *part.words, *shown, ""]
-    lines += [f"! {warning}" for warning in warnings]
-    return "\n".join(lines)
+    return "\n".join(lines).rstrip()
 
 
 def table_lines(table: Table) -> list[str]:
-    """A table, aligned."""
+    """A table, aligned; one that is too wide for a terminal as a list."""
     rows = [table.columns, *(["-" if cell is None else cell for cell in row] for row in table.rows)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(table.columns))]
+    if sum(widths) > _TERMINAL:
+        return [f"  ! {'; '.join(filter(None, row))}" for row in rows[1:]]
     return [
         "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows

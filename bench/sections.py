@@ -38,9 +38,13 @@ if TYPE_CHECKING:
 
 #: The sections of a report, in the order in which they are shown.
 SECTIONS: tuple[str, ...] = (
+    "mpicoll.bench.overview:section",
+    "mpicoll.bench.trust:section",
     "mpicoll.bench.panels:section",
+    "mpicoll.bench.overview:topology",
     "mpicoll.bench.stage_panel:section",
     "mpicoll.bench.overlap_section:section",
+    "mpicoll.bench.guidelines:section",
 )
 
 
