@@ -116,8 +116,8 @@ def sweep(rng, cells, launches, factors, iterations=10):
     who, cell, launch, iteration = (axis.ravel() for axis in np.indices(shape))
     fixed = {name: value for name, value in row().items() if name not in ("requested", "algorithm")}
     missing = dict.fromkeys(("engine", "params", "channels", "depth", "rounds", "reason"))
-    constant = {"source": "s", "settings": "", "environment": "e", "placement": "bound", "size": "s", "memory": "host",
-                "late": False, "batch": 1, "pass": 0}  # fmt: skip
+    constant = {"source": "s", "settings": "", "environment": "e", "placement": "bound", "size": "s",
+                "memory": "host", "late": False, "batch": 1, "pass": 0}  # fmt: skip
     names = np.array(list(factors))[who]
     where = {
         "case": cell,
