@@ -31,7 +31,8 @@ from mpicoll.errors import ArgumentError, MpicollError
 
 SCHEMA = 1
 TAIL = 20  # lines of a launch's output that its record keeps
-GRACE = 15.0  # seconds from asking a launch to end to killing it
+GRACE = 15.0  # seconds from asking a launch to end to killing it;
+IMPATIENT = 2.0  # when a person has asked for that twice
 _LOOK = 0.05  # seconds between looks at a running launch
 
 #: States of a launch. Those after `running` are final; all but `complete` are tried again with --resume.
@@ -96,11 +97,12 @@ def describe(launch: Launch) -> dict[str, Any]:
 class Stopping:
     """SIGINT, SIGTERM and SIGUSR1 are passed on to the launch that runs; after it, no other begins.
 
-    A second SIGINT or SIGTERM kills the launch.
+    A second SIGINT or SIGTERM sets `impatient`: the launch is to be killed.
     """
 
     def __init__(self) -> None:
         self.received = 0
+        self.impatient = False
         self.child: subprocess.Popen[bytes] | None = None
         self._before: dict[int, Any] = {}
 
@@ -116,13 +118,11 @@ class Stopping:
             signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        again = self.received and number != signal.SIGUSR1
+        self.impatient |= self.received != 0 and number != signal.SIGUSR1
         self.received = self.received or number
-        if self.child is not None and self.child.poll() is None:
-            if again:
-                kill(self.child)
-            else:
-                self.child.send_signal(number)
+        if self.child is not None and self.child.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.child.pid, number)
 
 
 def _die_with_parent() -> None:
@@ -144,11 +144,11 @@ def descendants(pid: int) -> list[int]:
     return found[1:]
 
 
-def kill(child: subprocess.Popen[bytes]) -> None:
+def kill(child: subprocess.Popen[bytes], grace: float) -> None:
     """End a launch and all that it started. It is asked first, so that it ends its ranks on other nodes."""
     family = descendants(child.pid)
     child.send_signal(signal.SIGTERM)
-    deadline = time.monotonic() + GRACE
+    deadline = time.monotonic() + grace
     while child.poll() is None and time.monotonic() < deadline:
         time.sleep(_LOOK)
     for pid in [*family, *(descendants(child.pid) if child.poll() is None else [])]:
@@ -203,13 +203,13 @@ def _run(argv: Sequence[str], file: Any, timeout: float, stopping: Stopping) -> 
     try:
         if stopping.received:  # between the last look and the start
             child.send_signal(stopping.received)
-        return child.wait(timeout), False
-    except subprocess.TimeoutExpired:
-        kill(child)
-        return child.returncode, True
+        deadline = time.monotonic() + timeout
+        while child.poll() is None and time.monotonic() < deadline and not stopping.impatient:
+            time.sleep(_LOOK)
+        return child.poll(), child.returncode is None and not stopping.impatient
     finally:
-        if child.poll() is None:  # an exception of our own: leave no job behind
-            kill(child)
+        if child.poll() is None:  # late, unwanted, or an exception of our own: leave no job behind
+            kill(child, IMPATIENT if stopping.impatient else GRACE)
         stopping.child = None
 
 

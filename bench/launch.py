@@ -147,10 +147,9 @@ def own_program() -> tuple[str, ...]:
 
 def find_mpirun(name: str) -> str:
     """`name` if the shell would find it, else the one beside this Python. Raises `ArgumentError`."""
-    beside = Path(sys.executable).with_name(name)
     if shutil.which(name):
         return name
-    if beside.exists():
+    if "/" not in name and (beside := Path(sys.executable).with_name(name)).exists():
         return str(beside)
     raise ArgumentError(f"no {name} on the path; load your MPI, or pip install 'mpicoll[mpich]'")
 
