@@ -27,6 +27,7 @@ EXAMPLES = {
 # Examples that are no programs, and the command of the README or of a page in docs that uses them.
 USED = {
     "campaign.toml": "mpicoll launch examples/campaign.toml",
+    "site.toml": "--site examples/site.toml",
     "sweep.toml": "mpicoll sweep examples/sweep.toml",
 }
 

@@ -110,6 +110,12 @@ def test_command_works(installed: Environment) -> None:
     assert "allreduce/ring" in installed.run("python", "-m", "mpicoll", "list", "allreduce")
 
 
+def test_sites_and_batch_scripts_come_along(installed: Environment) -> None:
+    text = installed.run("mpicoll", "launch", "--script", "sweep")
+    assert text == (ROOT / "slurm" / "sweep.sbatch").read_text(encoding="utf-8")
+    assert "generic-gpu" in installed.run("mpicoll", "launch", "--help")
+
+
 def test_command_needs_no_mpi_to_list(installed: Environment) -> None:
     assert "ring" in installed.run("mpicoll", "list", env={"MPI4PY_LIBMPI": "/nowhere/libmpi.so"})
 
