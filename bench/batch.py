@@ -65,7 +65,7 @@ KINDS: dict[str, Kind] = {
     "gpu": Kind(
         "Measure one sweep on buffers in GPU memory, each rank with a GPU of its own.",
         ("sbatch gpu.sbatch [SPEC.toml] [flags of `mpicoll sweep`]",),
-        ("mpicoll", "sweep", "--buffer", "cuda", "-o", '"results/gpu-$SLURM_JOB_ID"', '"$@"', "--resume"),
+        ("mpicoll", "sweep", "--buffer", "cupy", "-o", '"results/gpu-$SLURM_JOB_ID"', '"$@"', "--resume"),
         {"job-name": "mpicoll-gpu", "nodes": "2", "ntasks-per-node": "4", "time": "00:30:00"},
         gpus=True,
     ),
