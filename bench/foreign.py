@@ -113,7 +113,7 @@ def _osu_table(title: re.Match[str], found: Text) -> Table | None:
         found.left_out.append(f"{title['name']}: no collective that mpicoll knows")
         return None
     op = "sum" if collective(name).reduces else None  # the only one that these programs use
-    buffer = {None: "host", "-CUDA": "cuda"}.get(title["device"], str(title["device"]).strip("-").lower())
+    buffer = {None: "host", "-CUDA": "cupy"}.get(title["device"], str(title["device"]).strip("-").lower())
     table = Table(name, "message", "", op=op, buffer=buffer)
     found.tables.append(table)
     return table
@@ -232,7 +232,7 @@ def read_nccl(text: str, name: str | None = None, ranks: int | None = None) -> T
     listed, nodes = _nccl_devices(text)
     iterations = re.search(r"warmup iters: \d+\s+iters: (\d+)", text)
     table = Table(name, "total", "mean over queued calls, in the program's own mean over ranks",
-                  ranks=listed or ranks, nodes=nodes, buffer="cuda", implementation="nccl")  # fmt: skip
+                  ranks=listed or ranks, nodes=nodes, buffer="cupy", implementation="nccl")  # fmt: skip
     if table.ranks is None:
         raise ArgumentError("the text lists no devices: --ranks N says how many there were")
     for words in filter(None, map(_numbers, text.splitlines())):

@@ -60,7 +60,7 @@ def test_osu_sizes_mean_what_osu_means(tmp_path):
     assert int(rows["allgather", 4096]["total_bytes"]) == 4 * 4096  # printed: one rank's part
     assert int(rows["reduce_scatter", 1024]["total_bytes"]) == 1024  # printed: the whole vector
     assert int(rows["alltoall", 64]["total_bytes"]) == 4 * 64  # printed: what goes to one rank
-    assert rows["allgather", 1]["buffer"] == "cuda"
+    assert rows["allgather", 1]["buffer"] == "cupy"
     assert (
         rows["reduce_scatter", 4]["dtype"] == rows["reduce_scatter", 4]["count"] == ""
     )  # not printed by 5.9
@@ -89,7 +89,7 @@ def test_nccl_bandwidths_are_recomputed_and_in_place_is_a_contender(tmp_path):
     rows = convert(tmp_path, "nccl", "nccl_all_reduce.txt")
     assert {row["requested"] for row in rows} == {"nccl", "nccl in place"}
     assert {(row["ranks"], row["nodes"], row["buffer"], row["checked"]) for row in rows} == {
-        ("8", "2", "cuda", "1")
+        ("8", "2", "cupy", "1")
     }
     large = next(row for row in rows if row["total_bytes"] == "16777216" and row["requested"] == "nccl")
     assert float(large["seconds"]) == 121.33e-6
