@@ -11,7 +11,18 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from mpicoll.bench import compare, importing, info, launch, overlap, probe, report, sweep, tools
+from mpicoll.bench import (
+    compare,
+    gpu_check,
+    importing,
+    info,
+    launch,
+    overlap,
+    probe,
+    report,
+    sweep,
+    tools,
+)
 from mpicoll.bench.machine import version
 from mpicoll.bench.world import Refused, abort_on_error, is_first, let_the_first_speak
 from mpicoll.errors import MpicollError
@@ -41,7 +52,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     tools.add_parsers(verbs)
-    for module in (info, probe, sweep, launch, report, compare, overlap, importing):
+    for module in (info, probe, sweep, launch, report, compare, overlap, importing, gpu_check):
         module.add_parser(verbs)
     return parser
 

@@ -2,11 +2,13 @@
 
 The caller's kernels that write the input are still queued when a collective begins, and its results are read
 in the order of the caller's stream. That no wait can be spared is shown in tests/unit/test_staging.py; here
-the engine, the requests and the real waits of MPI are put to work.
+the engine, the requests and the real waits of MPI are put to work. With MPICOLL_TEST_DEVICE=real the same
+tests run on a real device (tests/gpu).
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +18,7 @@ from mpi4py import MPI
 
 import mpicoll
 from gpu import fake_device
+from mpicoll.probe import aware
 
 from .support import WORLD, answer, values, world
 
@@ -27,16 +30,30 @@ every_staging = pytest.mark.parametrize("staging", STAGINGS)
 
 
 @pytest.fixture(autouse=True)
-def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def cupy(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Any]:
+    if os.environ.get("MPICOLL_TEST_DEVICE") == "real":
+        proved = bool(aware().aware)
+        if not proved and _params(request).get("staging", "none") == "none":
+            pytest.skip(f"MPI is given no device memory: {aware().how}")
+        yield pytest.importorskip("cupy")
+        return
     monkeypatch.setenv("MPICOLL_GPU_AWARE", "1")
     with fake_device() as module:
         yield module
 
 
+def _params(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return request.node.callspec.params if hasattr(request.node, "callspec") else {}
+
+
 def slowly(cupy: Any, content: Any) -> Any:
     """A device array whose content is there only when somebody waits for it."""
     made = cupy.empty(content.shape, content.dtype)
-    made[...] = cupy.asarray(content)
+    source = cupy.asarray(content)
+    busy = cupy.zeros(1 << 16, "f")
+    for _ in range(3 if cupy.__version__ == "fake" else 300):
+        cupy.add(busy, busy, out=busy)
+    made[...] = source
     return made
 
 

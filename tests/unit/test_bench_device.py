@@ -11,6 +11,7 @@ import pytest
 
 from gpu import FAKE
 from launch import mpirun
+from mpicoll.bench.gpu_report import text_of
 from mpicoll.bench.spec import make_spec
 from mpicoll.errors import ArgumentError
 
@@ -47,3 +48,46 @@ def test_device_buffers_are_warm_and_on_the_python_engine() -> None:
     for settings in ({"cache": "cold"}, {"engine": "native"}):
         with pytest.raises(ArgumentError, match="warm, and on the python engine"):
             make_spec({"buffer": "cupy", **settings})
+
+
+def test_gpu_check_from_end_to_end(tmp_path: Path) -> None:
+    path = os.pathsep.join([str(FAKE), os.environ.get("PYTHONPATH", "")])
+    argv = "-m mpicoll gpu-check --sizes 4,4K --large 16K --budget 0.001 -o out".split()
+    done = mpirun(2, [sys.executable, *argv], 100, {"PYTHONPATH": path, "MPICOLL_GPU_AWARE": "1"}, tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = (tmp_path / "out" / "report.md").read_text()
+    assert "a fake device" in report
+    assert "177 proved, 0 wrong" in report
+    with (tmp_path / "out" / "checks.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert {row["part"] for row in rows} == {"correctness", "race", "memory", "sizes", "overlap"}
+    assert {row["buffer"] for row in rows} == {"", "host", "cupy", "cupy_staged"}
+
+
+def test_gpu_report_names_what_is_wrong_and_what_missed_its_aim() -> None:
+    def timed(part: str, what: str, seconds: float) -> dict[str, object]:
+        return {
+            "part": part,
+            "what": what,
+            "nbytes": 1000,
+            "seconds": seconds,
+            "status": "ok",
+            "reason": None,
+        }
+
+    rows = [
+        timed("memory", "device copy", 1.0),
+        timed("memory", "reduction", 2.0),  # three bytes moved where a copy moves two: 0.75 of its bandwidth
+        timed("memory", "copy to pinned host", 3.0),
+        timed("memory", "copy from pinned host", 4.0),
+        timed("sizes", "ring host", 2.0),
+        timed("sizes", "ring staging=host", 5.0),
+        timed("sizes", "ring staging=device", 9.0),
+        {"part": "race", "what": "allreduce", "seconds": None, "status": "wrong", "reason": "element 3"},
+    ]
+    facts = {"large": 1000, "devices": [{"name": "D"}], "ranks": 2, "vendor": "V", "aware": None, "how": "h"}
+    text = text_of(facts, rows)
+    assert "1 proved, 1 wrong" in text
+    assert "WRONG allreduce: element 3" in text
+    assert "reduction's bandwidth / device copy's: 0.75 (aim 0.9: missed)" in text
+    assert "staged collective: 0.80 (aim 0.8: met)" in text

@@ -212,3 +212,13 @@ def test_probe_with_a_fake_device_and_a_real_mpi(cache: Path) -> None:
         assert done.returncode == status, done.stdout + done.stderr
         assert words in done.stdout, done.stdout + done.stderr
         assert "MPIX_Query_cuda_support" in done.stdout
+
+
+def test_collectives_of_host_memory_do_not_import_cupy() -> None:
+    code = (
+        "import sys, numpy as np; from mpi4py import MPI; import mpicoll; c = mpicoll.Comm(MPI.COMM_SELF);"
+        "c.Allreduce(np.zeros(3), np.zeros(3)); import mpicoll.bench.cli; print('cupy' in sys.modules)"
+    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(FAKE), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "False", done.stderr
