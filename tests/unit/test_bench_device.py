@@ -77,7 +77,7 @@ def test_gpu_report_names_what_is_wrong_and_what_missed_its_aim() -> None:
 
     rows = [
         timed("memory", "device copy", 1.0),
-        timed("memory", "reduction", 2.0),  # three bytes moved where a copy moves two: 0.75 of its bandwidth
+        timed("memory", "reduction", 2.0),  # it moves three bytes where a copy moves two
         timed("memory", "copy to pinned host", 3.0),
         timed("memory", "copy from pinned host", 4.0),
         timed("sizes", "ring host", 2.0),
