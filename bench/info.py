@@ -7,6 +7,7 @@ import json
 import sys
 from typing import Any
 
+from mpicoll import device, probe
 from mpicoll.bench import machine
 from mpicoll.bench.hazards import Hazard, find_hazards
 from mpicoll.bench.spec import THREAD_LEVELS
@@ -41,12 +42,29 @@ def run(args: argparse.Namespace) -> int:
     hazards = find_hazards(world, native) if world.first else []
     grave = world.control.bcast(any(hazard.grave for hazard in hazards), root=0)
     if world.first and args.json:
-        facts = describe(world, native, hazards)
+        facts = describe(world, native, hazards) | {"device": device_text()}
         json.dump(facts, sys.stdout, indent=1, ensure_ascii=False)
         print(flush=True)
     elif world.first:
         print(as_text(world, native, hazards), flush=True)
     return int(grave and args.strict)
+
+
+def device_text() -> str:
+    """The devices of this process, which of them ranks use, and whether MPI may see their memory."""
+    try:
+        devices = device.describe()
+    except (ArgumentError, RuntimeError) as error:
+        return f"none: {error}"
+    if not devices:
+        return "none (no CuPy, no driver, or none visible)"
+    names = ", ".join(one["name"] for one in devices)
+    verdict = probe.aware()
+    word = {True: "yes", False: "no", None: "not known to work"}[verdict.aware]
+    return (
+        f"{len(devices)}: {names}; each rank has that of its place on its node, counted round; "
+        f"in MPI messages: {word} ({verdict.how})"
+    )
 
 
 def describe(world: World, native: tuple[bool, str], hazards: list[Hazard]) -> dict[str, Any]:
@@ -97,6 +115,7 @@ def as_text(world: World, native: tuple[bool, str], hazards: list[Hazard]) -> st
         f"mpicoll   {soft.get('mpicoll') or 'not installed as a package'}{state}",
         f"software  mpi4py {soft.get('mpi4py')}, numpy {soft.get('numpy')}, Python {soft.get('python')}",
         f"engine    native: {native[1]}",
+        f"device    {device_text()}",
         f"job       {world.topology}",
         *node_map(world),
         "",

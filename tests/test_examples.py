@@ -21,6 +21,7 @@ PYTHON = [text for language, text in BLOCKS if language == "python"]
 EXAMPLES = {
     "over_nodes.py": "summed in two steps on {n} ranks",
     "my_allreduce.py": "ran on {n} ranks: equal to NumPy's sum",
+    "on_a_device.py": "summed on {n} ranks",
     "quickstart.py": "on {n} ranks",
     "train.py": "parameters equal, bit for bit",
 }

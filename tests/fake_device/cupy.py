@@ -269,6 +269,14 @@ class ndarray:  # noqa: N801 (CuPy's name)
     def __add__(self, other: Any) -> ndarray:
         return self._apply(np.add, other, self.dtype)
 
+    def __iadd__(self, other: Any) -> ndarray:
+        get_current_stream().put(lambda: np.add(self.host, _host(other), out=self.host))
+        return self
+
+    def __imul__(self, other: Any) -> ndarray:
+        get_current_stream().put(lambda: np.multiply(self.host, _host(other), out=self.host))
+        return self
+
     def __ne__(self, other: Any) -> ndarray:  # type: ignore[override]
         return self._apply(np.not_equal, other, bool)
 
@@ -305,6 +313,20 @@ def zeros(shape: Any, dtype: Any = float) -> ndarray:
     made = ndarray(shape, dtype)
     made.fill(0)
     return made
+
+
+def full(shape: Any, value: Any, dtype: Any = float) -> ndarray:
+    made = ndarray(shape, dtype)
+    made.fill(value)
+    return made
+
+
+def empty_like(other: ndarray) -> ndarray:
+    return ndarray(other.shape, other.dtype)
+
+
+def asnumpy(array: ndarray) -> Any:
+    return array.get()
 
 
 def arange(stop: int, dtype: Any = int) -> ndarray:

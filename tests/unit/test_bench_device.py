@@ -91,3 +91,12 @@ def test_gpu_report_names_what_is_wrong_and_what_missed_its_aim() -> None:
     assert "WRONG allreduce: element 3" in text
     assert "reduction's bandwidth / device copy's: 0.75 (aim 0.9: missed)" in text
     assert "staged collective: 0.80 (aim 0.8: met)" in text
+
+
+def test_example_on_a_device(tmp_path: Path) -> None:
+    path = os.pathsep.join([str(FAKE), os.environ.get("PYTHONPATH", "")])
+    example = Path(__file__).parent.parent.parent / "examples" / "on_a_device.py"
+    for aware, words in (("1", "cupy, staging=none: summed on 3 ranks"), ("0", "cupy_staged, staging=host")):
+        done = mpirun(3, [sys.executable, example], 60, {"PYTHONPATH": path, "MPICOLL_GPU_AWARE": aware})
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert words in done.stdout
