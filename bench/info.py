@@ -12,6 +12,7 @@ from mpicoll.bench import machine
 from mpicoll.bench.hazards import Hazard, find_hazards
 from mpicoll.bench.spec import THREAD_LEVELS
 from mpicoll.bench.world import World, start
+from mpicoll.errors import ArgumentError
 
 # Of the map of nodes, before it is shortened: nodes, and ranks of a domain.
 _MOST_LINES, _MOST_WORDS = 64, 16
