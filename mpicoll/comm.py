@@ -6,6 +6,7 @@ keywords besides:
 
 - ``algorithm``: a name from ``mpicoll list``, or "auto" (`select`);
 - ``engine``: "native" or "python"; ``channels``, ``depth``: see `plan`;
+- ``staging``, for buffers in device memory: whether messages pass through the host, see `staging`;
 - ``background`` (persistent and nonblocking): complete it in a thread while Python computes;
 - ``stages`` (for plans): note when a composition goes over from one of its parts to the next, for
   `Plan.stage_seconds`;

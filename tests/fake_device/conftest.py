@@ -1,3 +1,3 @@
-"""Nothing here is a test: `cupy.py` stands for CuPy where tests ask for it (`fake_device` in `gpu.py`)."""
+"""Nothing here is a test: `cupy.py` stands for CuPy where tests ask for it (see `devices.fake_device`)."""
 
 collect_ignore_glob = ["*.py"]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu import has_device
+from devices import has_device
 from launch import mpirun
 
 pytestmark = [

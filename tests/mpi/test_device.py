@@ -17,7 +17,7 @@ import pytest
 from mpi4py import MPI
 
 import mpicoll
-from gpu import fake_device
+from devices import fake_device
 from mpicoll.probe import aware
 
 from .support import WORLD, answer, values, world

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu import FAKE
+from devices import FAKE
 from launch import mpirun
 from mpicoll.bench.gpu_report import text_of
 from mpicoll.bench.spec import make_spec

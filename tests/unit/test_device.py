@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpu import FAKE, fake_device
+from devices import FAKE, fake_device
 from mpicoll import device, probe
 from mpicoll.buffers import parse
 from mpicoll.errors import ArgumentError
-from mpicoll.staging import Intervals, choose_staging, device_channels, reduce_where
+from mpicoll.staging import choose_staging, device_channels, reduce_where
+from mpicoll.waits import Intervals
 
 
 @pytest.fixture
