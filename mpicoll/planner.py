@@ -300,8 +300,9 @@ class Planner:
         if staging is not None and engine == "native":
             raise ArgumentError("device buffers need engine='python': the native engine reduces on the host")
         engine = "python" if staging is not None else self.engine if engine is None else check_engine(engine)
+        between = entry.hierarchical and len(set(resolved["nodes"])) > 1
         automatic = (
-            default_channels(call.collective, call.nbytes, self.size)
+            default_channels(call.collective, call.nbytes, self.size, between_nodes=between)
             if staging is None
             else device_channels(staging, call.nbytes)
         )

@@ -13,6 +13,10 @@ from .errors import ArgumentError
 # A channel's landing area should stay in a core's second-level cache. On two ranks of one machine, 256 KiB
 # was the best of 64 KiB … 4 MiB from 4 MiB messages up, with MPICH and with Open MPI.
 STRIPE_BYTES = 256 << 10
+# Between nodes, where several ranks send over one link, messages that need a handshake first wait for it behind
+# the data of others: with Open MPI over TCP on 4 nodes of 2 ranks (results/README.md, hierarchical) 1 MiB took
+# twice as long in messages above its eager limit of 64 KiB as in smaller ones.
+STRIPE_BYTES_BETWEEN_NODES = 32 << 10
 MOST_CHANNELS = 256
 DEPTH = 2
 
@@ -124,11 +128,18 @@ def _latency_limit(collective: str, size: int) -> float:
     return ALPHA * rounds / (BETA * (rounds - 2)) if rounds > 2 else 512 << 10
 
 
-def default_channels(collective: str, nbytes: int, size: int) -> tuple[int, int]:
-    """(channels, depth): stripes of about STRIPE_BYTES of a rank's share for large reductions."""
+def default_channels(
+    collective: str, nbytes: int, size: int, *, between_nodes: bool = False
+) -> tuple[int, int]:
+    """(channels, depth): for large reductions stripes of some KiB of a rank's share.
+
+    `between_nodes`: for a composition over several nodes. There, while one stripe is between nodes, the
+    next is combined or copied within them.
+    """
     if collective not in ("allreduce", "reduce_scatter", "reduce"):
         return 1, 1
-    channels = max(1, min(MOST_CHANNELS, nbytes // max(size, 1) // STRIPE_BYTES))
+    stripe = STRIPE_BYTES_BETWEEN_NODES if between_nodes else STRIPE_BYTES
+    channels = max(1, min(MOST_CHANNELS, nbytes // max(size, 1) // stripe))
     # Every channel repeats the schedule: no more than some ten thousand messages in one program.
     channels = max(1, min(channels, 5_000 // max(size, 1)))
     return channels, min(DEPTH, channels)

@@ -9,7 +9,7 @@ import pytest
 import mpicoll
 from mpicoll.collectives import COLLECTIVES
 from mpicoll.registry import get
-from mpicoll.select import choose
+from mpicoll.select import choose, default_channels
 
 BYTES = (0, 4, 4096, 64 << 10, 1 << 20, 1 << 30)
 
@@ -40,3 +40,10 @@ def test_one_leader_for_short_vectors_and_shards_for_long_ones() -> None:
 def test_who_may_not_forward_or_must_keep_the_order_takes_no_composition() -> None:
     assert choose("alltoall", 8, 4, nodes=4, direct=True) == "linear"
     assert mpicoll.get("allreduce", choose("allreduce", 8, 4, nodes=4, ordered=True)).ordered
+
+
+def test_stripes_between_nodes_are_shorter() -> None:
+    assert default_channels("allreduce", 16 << 20, 8) == (8, 2)
+    assert default_channels("allreduce", 16 << 20, 8, between_nodes=True) == (64, 2)
+    assert default_channels("allreduce", 64 << 10, 8, between_nodes=True) == (1, 1)
+    assert default_channels("allgather", 16 << 20, 8, between_nodes=True) == (1, 1)
