@@ -13,9 +13,9 @@ from .errors import ArgumentError
 # A channel's landing area should stay in a core's second-level cache. On two ranks of one machine, 256 KiB
 # was the best of 64 KiB … 4 MiB from 4 MiB messages up, with MPICH and with Open MPI.
 STRIPE_BYTES = 256 << 10
-# Between nodes, where several ranks send over one link, messages that need a handshake first wait for it behind
-# the data of others: with Open MPI over TCP on 4 nodes of 2 ranks (results/README.md, hierarchical) 1 MiB took
-# twice as long in messages above its eager limit of 64 KiB as in smaller ones.
+# Between nodes, where several ranks send over one link, a message that needs a handshake waits for it behind
+# the data of others: with Open MPI over TCP on 4 nodes of 2 ranks (results/README.md, hierarchical) 1 MiB
+# took twice as long in messages above its eager limit of 64 KiB as in smaller ones.
 STRIPE_BYTES_BETWEEN_NODES = 32 << 10
 MOST_CHANNELS = 256
 DEPTH = 2
