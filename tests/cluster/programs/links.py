@@ -47,6 +47,7 @@ def main(nbytes: int, calls: int, algorithms: list[str]) -> int:
         plan.run()
         comm.Barrier()
         before = sent_bytes()
+        comm.Barrier()  # nobody begins while another rank still reads
         for _ in range(calls):
             plan.run()
         comm.Barrier()  # what has been received has been counted at its sender
