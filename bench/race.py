@@ -8,7 +8,6 @@ ratio of two contenders rests on iterations in which both ran.
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +17,7 @@ import numpy as np
 from mpicoll.bench.clocks import LATE, Window
 from mpicoll.bench.planning import Step
 from mpicoll.bench.stopping import FEWEST_FOR_INTERVAL, FEWEST_TO_STOP, precise
-from mpicoll.bench.timing import Call, measure, no_garbage_collection, shuffles
+from mpicoll.bench.timing import Call, clock, measure, no_garbage_collection, shuffles
 from mpicoll.bench.world import StopSignals, World
 
 _LOOK_UP = 0.2  # seconds between looks at the clock and for signals to stop
@@ -73,7 +72,7 @@ class Race:
 
         `before` holds, for every contender, the good samples of earlier passes (rank 0).
         """
-        begun = time.perf_counter()
+        begun = clock()
         with no_garbage_collection():
             if self.method.window is not None:
                 self.method.window.synchronise()
@@ -81,7 +80,7 @@ class Race:
             self.samples.warmup = len(self.samples.orders)
             self.good = [[] for _ in self.good]
             reason = self._until(lambda done, elapsed: self._next(done, elapsed, step, percent, before))
-        self.elapsed = time.perf_counter() - begun
+        self.elapsed = clock() - begun
         return reason
 
     def _until(self, decide: Callable[[int, float], tuple[int, str]]) -> str:
@@ -89,10 +88,10 @@ class Race:
 
         Returns why it decided so.
         """
-        done, start = 0, time.perf_counter()
+        done, start = 0, clock()
         while True:
             self.stop.check(self.world)
-            decision = decide(done, time.perf_counter() - start) if self.world.first else None
+            decision = decide(done, clock() - start) if self.world.first else None
             length, reason = self.world.control.bcast(decision, root=0)
             if not length:
                 return str(reason)
