@@ -1,6 +1,6 @@
 """Does `mpicoll sweep` read what a C program with OSU's loop reads? Both measure MPI's all-reduce, in turn.
 
-    python tests/reference/agreement.py -o results/agreement/mpich --launches 7
+    python tests/reference/agreement.py -o results/agreement/mpich --launches 12
 
 Runs the C program and mpicoll alternately, `--launches` times each, on two bound ranks at
 `MPI_THREAD_FUNNELED`, with the MPI beside the running Python (its `mpicc` compiles the C program). Writes
@@ -67,7 +67,7 @@ def run_loop(program: Path) -> tuple[dict[int, list[float]], dict[str, float]]:
 
 def run_mpicoll(directory: Path) -> tuple[dict[int, list[float]], dict[str, float]]:
     """The same from `mpicoll sweep`."""
-    options = ["--algorithms", "builtin", "--sizes", ",".join(map(str, SIZES)), "--case-time", "1.5s"]
+    options = ["--algorithms", "builtin", "--sizes", ",".join(map(str, SIZES)), "--case-time", "0.7s"]
     argv = [sys.executable, "-m", "mpicoll", "sweep", "-o", directory, *options, "--precision", "0"]
     done = run(bound(argv), TIMEOUT, environment())
     if done.returncode:
@@ -127,7 +127,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--launches", type=int, default=7, help="of each instrument (7)")
+    parser.add_argument("--launches", type=int, default=12, help="of each instrument (12)")
     args = parser.parse_args()
     samples: list[dict[str, Any]] = []
     calls: list[dict[str, Any]] = []

@@ -8,8 +8,9 @@
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 
-enum { LARGE = 8192, PAGE = 4096 };
+enum { LARGE = 8192, PAGE = 4096, HUGE_PAGE = 2 << 20, HUGE_FROM = 4 << 20 };
 
 static void check(int code)
 {
@@ -20,8 +21,12 @@ static void check(int code)
 static float *vector(size_t bytes, float value)
 {
     void *memory = NULL;
-    if (posix_memalign(&memory, PAGE, bytes ? bytes : 1))
+    if (posix_memalign(&memory, bytes >= HUGE_FROM ? HUGE_PAGE : PAGE, bytes ? bytes : 1))
         MPI_Abort(MPI_COMM_WORLD, 1);
+#ifdef MADV_HUGEPAGE
+    if (bytes >= HUGE_FROM) /* as NumPy does: otherwise two kinds of memory would be compared */
+        madvise(memory, bytes, MADV_HUGEPAGE);
+#endif
     for (size_t i = 0; i < bytes / sizeof(float); i++)
         ((float *)memory)[i] = value;
     return memory;
