@@ -32,16 +32,17 @@ static float *vector(size_t bytes, float value)
     return memory;
 }
 
-static void time_calls(double *seconds, int skip, int calls, int count, float *send, float *recv, MPI_Comm comm)
+/* Not static, and with a pointer to the communicator: Python calls it too, see paired.py. */
+void time_calls(double *seconds, int skip, int calls, int count, float *send, float *recv, MPI_Comm *comm)
 {
-    check(MPI_Barrier(comm));
+    check(MPI_Barrier(*comm));
     for (int i = 0; i < skip + calls; i++) {
         double start = MPI_Wtime();
-        check(MPI_Allreduce(send, recv, count, MPI_FLOAT, MPI_SUM, comm));
+        check(MPI_Allreduce(send, recv, count, MPI_FLOAT, MPI_SUM, *comm));
         double stop = MPI_Wtime();
         if (i >= skip)
             seconds[i - skip] = stop - start;
-        check(MPI_Barrier(comm));
+        check(MPI_Barrier(*comm));
     }
 }
 
@@ -64,7 +65,7 @@ static void measure(const char *what, size_t bytes, MPI_Comm comm)
     int calls = bytes > LARGE ? 100 : 1000, skip = bytes > LARGE ? 10 : 100;
     double *seconds = calloc(calls, sizeof *seconds);
     float *send = vector(bytes, 1), *recv = vector(bytes, 0);
-    time_calls(seconds, skip, calls, (int)(bytes / sizeof(float)), send, recv, comm);
+    time_calls(seconds, skip, calls, (int)(bytes / sizeof(float)), send, recv, &comm);
     report(what, bytes, seconds, calls, comm);
     free(send);
     free(recv);
