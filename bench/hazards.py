@@ -25,11 +25,12 @@ class Hazard:
         return asdict(self)
 
 
-def find_hazards(world: World, native: tuple[bool, str]) -> list[Hazard]:
+def find_hazards(world: World, native: tuple[bool, str], sync: str = "") -> list[Hazard]:
     """Everything known to be wrong with measuring in this job. Local to the rank that asks."""
     found = [
         _launcher(world),
         _oversubscription(world),
+        _window(world, sync),
         _binding(world),
         _shared_cores(world),
         _thread_level(world),
@@ -63,6 +64,16 @@ def _oversubscription(world: World) -> Hazard | None:
         "ranks wait for each other's time slices: not a performance result",
         f"mpirun -n {cpus} …, or more nodes; for Slurm --ntasks-per-node={cpus}",
         True,
+    )
+
+
+def _window(world: World, sync: str) -> Hazard | None:
+    if sync != "window" or not world.oversubscribed:
+        return None
+    return Hazard(
+        "ranks that share CPUs are to begin at one moment",
+        "most begin late, are measured again, and are late again: few samples count",
+        "mpicoll sweep --sync dissemination",
     )
 
 

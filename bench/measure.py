@@ -95,6 +95,12 @@ class Bench:
                     runnable.free()
         return result
 
+    def facts(self) -> dict[str, Any]:
+        """For `run.json`: what the caches were taken for, if calls are to find them cold."""
+        if self.cold is None:
+            return {}
+        return {"cold": {"cache_bytes": self.cold.cache_bytes, "known": self.cold.known}}
+
     def _workloads(self, case: Case) -> list[Workload]:
         """The sets of buffers that calls take in turn: one where they may stay in the caches."""
         sets = 1 if case.cache == "warm" or self.cold is None else self.cold.sets(case.total_bytes)

@@ -56,7 +56,7 @@ class Session:
     def _open(self) -> Store:
         """Open or continue the record (rank 0)."""
         world = self.world
-        facts = describe(world, self.native, find_hazards(world, self.native))
+        facts = describe(world, self.native, find_hazards(world, self.native, self.spec.sync))
         identity = {
             **{
                 key: facts["machine"][key]
@@ -122,12 +122,11 @@ class Session:
                 bench = Bench(world, self.spec, self.stop)
                 overheads = measure_overheads(world)
                 if self.store is not None:
-                    self.store.run["launches"][-1]["overheads"] = overheads
+                    self.store.run["launches"][-1] |= {"overheads": overheads, **bench.facts()}
                 while (step := self._decide(plan)) is not None:
                     self._pass(bench, step, cases[step.case], contenders, plan, progress)
                 if plan and plan.missing:
                     self.ended = "time limit"
-                self._note_clocks(bench)
                 self.stop.check(world)
         except Stopped as error:
             raise Refused(
@@ -157,7 +156,10 @@ class Session:
         history = self.record.cases.get(step.case, History())
         begun = time.monotonic()
         result = bench.run_case(case, contenders[case.collective], _seed(self.spec, step), step, history)
+        clocks = bench.window.clocks.facts() if bench.window else None
         with self.world.together(status=1):
+            if clocks and self.store is not None:
+                self.store.run["launches"][-1]["clocks"] = clocks
             self._record(step, case, result, progress)
         if plan is not None:
             plan.took(step, time.monotonic() - begun, result.elapsed)
@@ -192,14 +194,6 @@ class Session:
             if self.store is not None and number in self.record.cases:
                 facts = {"case": case.key, **self.record.cases[number].facts()}
                 self.store.run["plans"][str(number)] = facts
-
-    def _note_clocks(self, bench: Bench) -> None:
-        """Say in the record how well the clocks were known. Collective."""
-        if bench.window is None:
-            return
-        facts = bench.window.clocks.facts()
-        if self.store is not None:
-            self.store.run["launches"][-1]["clocks"] = facts
 
     def _again(self) -> str:
         """The command that continues this sweep."""
