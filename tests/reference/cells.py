@@ -13,10 +13,11 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
-from agreement import write
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from mpicoll.bench.sizes import format_seconds
 from mpicoll.bench.stopping import median_interval
+from tests.reference.agreement import write
 
 FIXED = ("collective", "ranks", "msg_bytes", "cache", "sync", "requested", "engine", "oversubscribed")
 LARGE = 8192

@@ -23,13 +23,15 @@ import numpy as np
 
 mpi4py.rc.thread_level = "funneled"
 
-from agreement import SIZES, write  # noqa: E402
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
 from mpi4py import MPI  # noqa: E402
 
 import mpicoll  # noqa: E402
 from mpicoll.bench.stopping import median_interval  # noqa: E402
 from mpicoll.bench.timing import cost_of, measure, no_garbage_collection  # noqa: E402
 from mpicoll.bench.workload import Buffer  # noqa: E402
+from tests.reference.agreement import SIZES, write  # noqa: E402
 
 SKIP, LARGE = 5, 1 << 20
 

@@ -1,0 +1,3 @@
+"""The program that starts MPI when it is imported is no module with doctests."""
+
+collect_ignore = ["paired.py"]
