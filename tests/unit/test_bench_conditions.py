@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 
-from mpicoll.bench import cli, hazards, machine, world
+from mpicoll.bench import cli, cold, hazards, machine, world
 from mpicoll.bench.cases import Case
 from mpicoll.bench.check import different_bytes, digest
 from mpicoll.bench.info import as_text, describe
@@ -258,6 +258,41 @@ def test_cold_calls_take_the_sets_of_buffers_in_turn():
     options = {"evict": lambda: log.append("-"), "prime": True, "first_set": 2}
     measure(sets, lambda: log.append("|"), [[0, 1], [1, 0]], **options)
     assert " ".join(log) == "- a1 | a2 - b2 | b0 - b0 | b1 - a1 | a2"
+
+
+@pytest.mark.parametrize("set_bytes", [0, 8, 1 << 20, 3 << 20, 16 << 20, 1 << 30])
+def test_enough_passes_through_the_cache_between_two_uses_of_a_set(set_bytes):
+    known = cold.Cold(8 << 20, True)
+    sets = known.sets(set_bytes)
+    assert 2 <= sets <= 8
+    assert (sets - 1) * set_bytes + known.lacking(sets, set_bytes) >= 2 * known.cache_bytes
+    # Where sets are large, turns do it all.
+    assert not known.lacking(sets, set_bytes) or 8 * set_bytes < 2 * known.cache_bytes + set_bytes
+
+
+def test_the_last_level_is_found_or_assumed(tmp_path):
+    for index, (level, size) in enumerate([("1", "32K"), ("1", "32K"), ("3", "36M"), ("2", "1M")]):
+        (tmp_path / f"index{index}").mkdir()
+        (tmp_path / f"index{index}/level").write_text(level)
+        (tmp_path / f"index{index}/size").write_text(size)
+    assert cold._here(tmp_path) == cold.Cold(36 << 20, True)
+    assert not cold._here(tmp_path / "none").known
+
+
+def test_memory_is_swept_only_where_it_must_be():
+    assert cold.sweeper(0) is None
+    sweep = cold.sweeper(100)
+    sweep()
+    (memory,) = [cell.cell_contents for cell in sweep.__closure__]
+    assert memory.nbytes >= 100
+    assert (memory == 2).all()
+
+
+def test_a_window_on_shared_cpus_is_a_hazard():
+    crowded = shared("0", "0")
+    assert not any("one moment" in hazard.what for hazard in hazards.find_hazards(crowded, NATIVE))
+    assert any("one moment" in hazard.what for hazard in hazards.find_hazards(crowded, NATIVE, "window"))
+    assert not any("one moment" in hazard.what for hazard in hazards.find_hazards(two(), NATIVE, "window"))
 
 
 def test_the_garbage_collector_rests_and_comes_back():
