@@ -30,6 +30,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -107,7 +108,9 @@ class Section:
     @property
     def slug(self) -> str:
         """The title as part of a file's name and of an address in the page."""
-        return re.sub(r"[^a-z0-9]+", "-", self.title.lower()).strip("-")
+        slug = re.sub(r"[^a-z0-9]+", "-", self.title.lower()).strip("-")
+        # A name of a file has 255 bytes, and a panel's title may list many settings.
+        return slug if len(slug) <= 120 else f"{slug[:110]}-{crc32(slug.encode()):08x}"
 
     def walk(self) -> Iterator[Section]:
         """This section and all below it."""

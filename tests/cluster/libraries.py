@@ -9,6 +9,7 @@ from pathlib import Path
 
 from launch import run
 from vcluster import Cluster
+from virtual_mpirun import settings
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = Path(__file__).parent / "programs"
@@ -38,3 +39,17 @@ class Library:
             "PATH": f"{self.bin_dir}{os.pathsep}{os.environ['PATH']}",
             "PYTHONPATH": str(ROOT),
         }
+
+    def settings(self) -> dict[str, str]:
+        """What the library itself needs on virtual nodes."""
+        return settings(self.name)
+
+    @property
+    def srun(self) -> str:
+        """The srun that starts its ranks in one world, as words of a command line."""
+        return f"srun --mpi={'pmi2' if self.name == 'mpich' else 'pmix'} --kill-on-bad-exit=1"
+
+    def mpicoll(self, *words: str | Path, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+        """Run a verb that needs no ranks."""
+        argv = [str(self.bin_dir / "python"), "-m", "mpicoll", *(str(word) for word in words)]
+        return run(argv, timeout, self.environment(), ROOT)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from libraries import PROGRAMS, Library
+from libraries import PROGRAMS, ROOT, Library
 from vcluster import Cluster
 
 
@@ -12,3 +14,27 @@ from vcluster import Cluster
 def test_ranks_run_where_they_are_placed(cluster: Cluster, library: Library, placement: str) -> None:
     done = library.mpirun(cluster, placement, PROGRAMS / "hello.py", placement)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("placement", ["0,0,0,1", "0,1,1,0,2"])
+def test_all_collectives_are_right_wherever_ranks_are(
+    cluster: Cluster, library: Library, placement: str
+) -> None:
+    """Unequal nodes, ranks of a node apart, and communicators in other orders; both engines."""
+    done = library.mpirun(cluster, placement, PROGRAMS / "collectives.py", placement)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "collectives right on nodes" in done.stdout
+
+
+def test_a_mesh_over_nodes_follows_the_placement(cluster: Cluster, library: Library) -> None:
+    done = library.mpirun(cluster, "0,1,2,0,1,2", ROOT / "examples" / "over_nodes.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "6 ranks on 3 nodes, 2 each, cyclic placement" in done.stdout
+
+
+def test_the_map_shows_the_nodes(cluster: Cluster, library: Library) -> None:
+    done = library.mpirun(cluster, "0,1,1,0,2", "-m", "mpicoll", "info")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "5 ranks on 3 nodes, 1 to 2 on one, irregular placement" in done.stdout
+    rows = re.findall(r"^  node (\d) +(\S+) +ranks \(CPUs\)  (\d) \(.*?\)(?:  (\d) )?", done.stdout, re.M)
+    assert rows == [("0", "node1", "0", "3"), ("1", "node2", "1", "2"), ("2", "node3", "4", "")]

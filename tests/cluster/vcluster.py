@@ -135,20 +135,35 @@ class Cluster:
         self.login.net("ip link add name bridge type bridge")
         self.login.net(f"ip addr add {self.subnet}.250/24 dev bridge")
         self.login.net("ip link set bridge up")
-        for i, node in enumerate(self.nodes):
-            port = f"port{i + 1}"
-            self.login.net(f"ip link add name {port} type veth peer name eth0 netns {node.pid()}")
-            self.login.net(f"ip link set {port} master bridge up")
-            node.net(f"ip addr add {self.address(i)}/24 dev eth0")
-            node.net("ip link set eth0 up")
-            if self.settings.rate != "none":
-                for end, interface in ((self.login, port), (node, "eth0")):
-                    shape = f"tbf rate {self.settings.rate} burst 128kb latency 50ms"
-                    end.net(f"tc qdisc replace dev {interface} root {shape}")
+        for node in self.nodes:
+            self._plug_in(node)
         self.login.net(f"ip link add name machine type veth peer name {self.interface} netns {os.getpid()}")
         self.login.net("ip link set machine master bridge up")
         for command in (f"addr add {self.subnet}.254/24 dev", "link set up dev"):
             subprocess.run(["ip", *command.split(), self.interface], check=True)
+
+    def _plug_in(self, node: Node) -> None:
+        """Lay the cable from the bridge to a node, rate-limited at both ends."""
+        number = self.nodes.index(node)
+        port = f"port{number + 1}"
+        self.login.net(f"ip link add name {port} type veth peer name eth0 netns {node.pid()}")
+        self.login.net(f"ip link set {port} master bridge up")
+        node.net(f"ip addr add {self.address(number)}/24 dev eth0")
+        node.net("ip link set eth0 up")
+        if self.settings.rate != "none":
+            for end, interface in ((self.login, port), (node, "eth0")):
+                shape = f"tbf rate {self.settings.rate} burst 128kb latency 50ms"
+                end.net(f"tc qdisc replace dev {interface} root {shape}")
+
+    def revive(self, name: str) -> None:
+        """Bring a node back that died: `Node.end` is the loss of one."""
+        node = self.node(name)
+        node.end()
+        node.start(private_tmp=self.settings.private_tmp)
+        node.await_start()
+        self._plug_in(node)
+        if self.settings.slurm:
+            self.slurm.start_node(node)
 
     def down(self) -> None:
         """Take everything of it away: processes, network, mounts, files."""
@@ -224,6 +239,8 @@ def parser() -> argparse.ArgumentParser:
     verbs.add_parser("down", help="take it down, and nothing else")
     verbs.add_parser("status", help="what is up")
     verbs.add_parser("env", help="what makes sbatch and srun speak to it, for eval")
+    verbs.add_parser("kill", help="let a node die").add_argument("node")
+    verbs.add_parser("revive", help="bring it back").add_argument("node")
     verb = verbs.add_parser("exec", help="run a command on a node, or on 'login'")
     verb.add_argument("node")
     verb.add_argument("command", nargs=argparse.REMAINDER)
@@ -272,6 +289,10 @@ def main() -> int:
             print(f"{node.name}: {virtual_nodes.living(node.file) or 'down'}")
     elif args.verb == "env":
         print(f"export SLURM_CONF={cluster.slurm.conf}")
+    elif args.verb == "kill":
+        cluster.node(args.node).end()
+    elif args.verb == "revive":
+        cluster.revive(args.node)
     elif args.verb == "exec":
         become(cluster.node(args.node).enter(args.command))
     elif args.verb == "rsh":

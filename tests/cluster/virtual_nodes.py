@@ -51,13 +51,13 @@ def missing() -> str | None:
     return f"virtual nodes are not allowed here: {tried.stderr.strip()}" if tried.returncode else None
 
 
-def wait_for(true: Callable[[], bool], seconds: float) -> bool:
-    """Whether `true` came to be within `seconds`."""
+def wait_for(true: Callable[[], bool], seconds: float, every: float = 0.02) -> bool:
+    """Whether `true` came to be within `seconds`; it is tried `every` so many."""
     deadline = time.monotonic() + seconds
     while not true():
         if time.monotonic() > deadline:
             return False
-        time.sleep(0.02)
+        time.sleep(every)
     return True
 
 
@@ -116,10 +116,11 @@ class Node:
 
     def start(self, *, private_tmp: bool) -> None:
         """Begin to start it; `await_start` waits until it is there."""
-        self.tmp.mkdir(parents=True)
+        self.tmp.mkdir(parents=True, exist_ok=True)
         self.tmp.chmod(0o1777)
         self.file.parent.mkdir(exist_ok=True)
         self.log.parent.mkdir(exist_ok=True)
+        self.file.with_suffix(".ready").unlink(missing_ok=True)
         python = [sys.executable, "-ES", __file__, str(self.directory), self.name]
         with self.log.open("w") as log:
             self.started = subprocess.Popen(
@@ -171,6 +172,18 @@ class Node:
             )
         if done.returncode:
             raise ClusterError(f"{argv[0]} does not start on {self.name}: {self.log.read_text()[-2000:]}")
+
+    def processes(self) -> dict[int, str]:
+        """All that runs on it: command lines by the machine's PIDs. Empty once it is down."""
+        pid = living(self.file)
+        mine = pid and Path(f"/proc/{pid}/ns/pid").stat().st_ino
+        found = {}
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):  # it ended meanwhile
+                if (folder / "ns" / "pid").stat().st_ino == mine:
+                    words = (folder / "cmdline").read_bytes().split(b"\0")
+                    found[int(folder.name)] = b" ".join(words).decode(errors="replace").strip()
+        return found
 
     def net(self, command: str) -> str:
         """Run a tool of the machine in the node's network; what it prints."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from virtual_nodes import ClusterError, Node, wait_for
@@ -72,8 +72,8 @@ def missing() -> str | None:
 
 def has_pmix() -> bool:
     """Whether ``srun --mpi=pmix`` will work: Debian's plugin opens a name that only a -dev package has."""
-    listed = subprocess.run(["srun", "--mpi=list"], capture_output=True, text=True, check=False)
-    return "pmix" in listed.stdout + listed.stderr and any(Path("/usr/lib").glob("*/pmix2/lib/libpmix.so"))
+    wanted = ("*/slurm*/mpi_pmix.so", "*/pmix2/lib/libpmix.so")
+    return all(any(Path("/usr/lib").glob(pattern)) for pattern in wanted)
 
 
 class Slurm:
@@ -88,9 +88,10 @@ class Slurm:
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "SBATCH_", "SRUN_"))}
         return {**clean, "SLURM_CONF": str(self.conf)}
 
-    def ask(self, *argv: str) -> str:
+    def ask(self, *argv: str, env: Mapping[str, str] | None = None) -> str:
         """Run one of its commands that must succeed; what it prints."""
-        done = subprocess.run(argv, env=self.environment(), capture_output=True, text=True, check=False)
+        env = env or self.environment()
+        done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False, timeout=60)
         if done.returncode:
             raise ClusterError(f"{' '.join(argv)}: {done.stderr.strip()}")
         return done.stdout
@@ -128,9 +129,13 @@ class Slurm:
         )
         login.run(["slurmctld", "-f", str(self.conf)])
         for node in nodes:
-            node.run(["slurmd", "-f", str(self.conf), "-N", node.name])
+            self.start_node(node)
         if not wait_for(lambda: self.ready(len(nodes)), 30):
             raise ClusterError(f"Slurm's nodes do not register: {self.ask('sinfo', '--Node', '--long')}")
+
+    def start_node(self, node: Node) -> None:
+        """Start the slurmd of a node."""
+        node.run(["slurmd", "-f", str(self.conf), "-N", node.name])
 
     def ready(self, nodes: int) -> bool:
         """Whether so many nodes are at work."""

@@ -12,7 +12,7 @@ import pytest
 from mpicoll.bench import cli, grids
 from mpicoll.bench.figures import FIGURES
 from mpicoll.bench.frame import load
-from mpicoll.bench.sections import SECTIONS, find
+from mpicoll.bench.sections import SECTIONS, Section, find
 from mpicoll.bench.stats import compare, panels, summarise, winners
 from mpicoll.bench.store import StoreError
 from synthetic import HAZARD, identity, launch, row, write_result
@@ -279,6 +279,13 @@ def script(page, name):
     """The content of one of the page's data scripts."""
     (text,) = re.findall(f'<script type="application/json" id="{name}">(.*?)</script>', page, re.DOTALL)
     return json.loads(text)
+
+
+def test_a_section_with_a_long_title_has_files_of_its_own():
+    long = ["MPI settings " + "X=1 " * 80 + end for end in "ab"]
+    slugs = {Section(title).slug for title in long}
+    assert len(slugs) == 2
+    assert max(map(len, slugs)) <= 120
 
 
 def test_the_page_needs_nothing_else(reported):
