@@ -24,9 +24,10 @@ import numpy as np
 from mpi4py import MPI
 
 from .agree import Agreement
-from .buckets import Bucket, Layout, Parameter, first_difference, lay_out, listed
+from .buckets import Bucket, Layout, Parameter, lay_out, listed
 from .comm import Comm
 from .errors import ArgumentError, MismatchError, MpicollError
+from .gradients import memory_of, mismatch, register
 from .requests import background_held
 from .runner import Plan, check_background
 
@@ -66,6 +67,9 @@ class GradientReducer:
       elsewhere every `ready` does;
     - `engine`, `algorithm`, `channels`, … as for `Comm.Allreduce_init`.
 
+    Gradients may be CuPy arrays: buckets then lie in device memory, copies and divisions are queued on the
+    current stream, and `ready` makes progress instead of a thread.
+
     A rank that fails in the middle of a step (in here, or in a ``with reducer:`` block, or because its
     program ends) tells the others, which raise `RevokedError` where they wait; the reducer cannot be used
     any more. Raises `ArgumentError` and `MismatchError` on all ranks alike on construction.
@@ -88,19 +92,27 @@ class GradientReducer:
         **options: Any,
     ) -> None:
         self._comm = Comm(comm, engine=engine)
-        self._options, self._sizes = options, (bucket_bytes, first_bucket_bytes or max(1, bucket_bytes // 4))
+        self._options = options
+        self._sizes: tuple[int, Any] = bucket_bytes, first_bucket_bytes
         self._average, self._views, self._unused, self._overlap = average, views, unused, overlap
+        self._plans: list[Plan] = []
+        self._state = _State()
+        try:
+            self._set_up(gradients, wire_dtype, background)
+        except Exception:  # on all ranks alike
+            self.free()
+            raise
+        self._end = weakref.finalize(self, _left_open, self._agreement, self._state, self._comm.rank)
+
+    # -- construction ----------------------------------------------------------------------------
+
+    def _set_up(self, gradients: Mapping[str, Any], wire_dtype: Any, background: bool | None) -> None:
         self._parameters = self._agree(gradients, wire_dtype, background)
         self._number = {p.name: n for n, p in enumerate(self._parameters)}
         self.gradients: dict[str, Any] = dict(gradients)
         self._syncing, self._rebuilt = True, False
-        self._plans: list[Plan] = []
-        self._state = _State()
-        self._end = weakref.finalize(self, _left_open, self._agreement, self._state, self._comm.rank)
         self.flights: list[Flight] = []
         self._bind(lay_out(self._parameters, range(len(gradients) - 1, -1, -1), *self._sizes))
-
-    # -- construction ----------------------------------------------------------------------------
 
     @property
     def _agreement(self) -> Agreement:
@@ -108,54 +120,55 @@ class GradientReducer:
 
     def _agree(self, gradients: Mapping[str, Any], wire: Any, background: bool | None) -> list[Parameter]:
         """Check the arguments, and that all ranks gave the same. Collective."""
+        self._array_module: Any = np
         found: list[Parameter] = []
-        error = None
+        error: Exception | None = None
         try:
-            found = [_parameter(name, array, wire, self._average) for name, array in gradients.items()]
+            found = [register(name, array, wire, average=self._average) for name, array in gradients.items()]
             if self._unused not in ("error", "zero"):
                 raise ArgumentError(f'unused is "error" or "zero", not {self._unused!r}')
             if self._views and any(p.wire != p.dtype for p in found):
                 raise ArgumentError("views have the type that travels: give no wire_dtype with views=True")
+            if self._sizes[1] is None:
+                self._sizes = self._sizes[0], max(1, self._sizes[0] // 4)
             lay_out(found, range(len(found)), *self._sizes)
-            self._background = self._overlap and check_background(self._comm.engine, background)
-        except ArgumentError as caught:
+            self._array_module = memory_of(gradients)
+            if self._array_module is not np and background:
+                raise ArgumentError("background=True is for host memory: a thread knows no streams")
+            wanted = background if self._array_module is np else False
+            self._background = self._overlap and check_background(self._comm.engine, wanted)
+        except (ArgumentError, TypeError, AttributeError) as caught:
             error = caught
         self._agreement.begin()
         ways = self._sizes, self._average, self._views, self._unused, self._overlap
         try:
             self._agreement.settle(("gradients", tuple(found), ways, repr(self._options)), error)
         except MismatchError:
-            raise MismatchError(self._mismatch((tuple(found), ways, repr(self._options)))) from None
+            mine = tuple(found), ways, repr(self._options)
+            raise MismatchError(mismatch(self._comm._planner.comm.allgather(mine))) from None
         return found
-
-    def _mismatch(self, mine: tuple[Any, ...]) -> str:
-        """Where ranks differ, in words: a thousand parameters are too many to print. Collective."""
-        everyone = self._comm._planner.comm.allgather(mine)
-        rank, other = next((r, one) for r, one in enumerate(everyone) if one != everyone[0])
-        if other[0] != everyone[0][0]:
-            return f"gradients differ between ranks: {first_difference(everyone[0][0], other[0], rank)}"
-        return f"options differ between ranks: {everyone[0][1:]} on rank 0, {other[1:]} on rank {rank}"
 
     def _bind(self, layout: Layout) -> None:
         """Make flat arrays, views and plans of a layout. Collective."""
-        flats = {wire: np.zeros(length, wire) for wire, length in layout.lengths.items()}
+        xp = self._array_module
+        flats = {wire: xp.zeros(length, np.dtype(wire)) for wire, length in layout.lengths.items()}
         slots = []
         for parameter, offset in zip(self._parameters, layout.offsets, strict=True):
             flat = flats[parameter.wire][offset : offset + parameter.size]
             slots.append(flat.reshape(parameter.shape))
         if self._views:
             for parameter, slot in zip(self._parameters, slots, strict=True):
-                np.copyto(slot, self.gradients[parameter.name])
+                xp.copyto(slot, self.gradients[parameter.name])
                 self.gradients[parameter.name] = slot
         for plan in self._plans:
             plan.Free()
         self._layout, self._slots = layout, slots
-        self._plans = [
-            self._comm.Allreduce_init(
-                MPI.IN_PLACE, flats[b.wire][b.start : b.stop], background=self._background, **self._options
+        self._plans = []
+        for bucket in layout.buckets:
+            part = flats[bucket.wire][bucket.start : bucket.stop]
+            self._plans.append(
+                self._comm.Allreduce_init(MPI.IN_PLACE, part, background=self._background, **self._options)
             )
-            for b in layout.buckets
-        ]
         self._buckets_of: list[list[int]] = [[] for _ in self._parameters]
         for number, bucket in enumerate(layout.buckets):
             for piece in bucket.pieces:
@@ -227,9 +240,9 @@ class GradientReducer:
                     f"not {gradient.shape} {gradient.dtype.str}"
                 )
             if self._scales_first(parameter):
-                np.multiply(gradient, 1 / self._comm.size, out=slot, casting="same_kind")
+                self._array_module.multiply(gradient, 1 / self._comm.size, out=slot)
             else:
-                np.copyto(slot, gradient, casting="same_kind")
+                self._array_module.copyto(slot, gradient)
         if not self._state.open:
             self._state.open, self.flights = True, []
         self._sources[index] = gradient
@@ -320,9 +333,9 @@ class GradientReducer:
         """Divide, and put the result where the gradient came from."""
         slot, source, parameter = self._slots[index], self._sources[index], self._parameters[index]
         if self._average and self._comm.size > 1 and not self._scales_first(parameter):
-            np.divide(slot, self._comm.size, out=source)
+            self._array_module.divide(slot, self._comm.size, out=source)
         elif source is not slot:
-            np.copyto(source, slot)
+            self._array_module.copyto(source, slot)
 
     def _rebuild(self) -> None:
         """After the first step: fill buckets in the order of readiness, as rank 0 saw it. Collective."""
@@ -384,24 +397,3 @@ def _left_open(agreement: Agreement, state: _State, rank: int) -> None:
     if state.open and not MPI.Is_finalized():
         with background_held():
             agreement.revoke(f"rank {rank} ended in the middle of a step, with gradients not ready")
-
-
-def _parameter(name: str, array: Any, wire: Any, average: bool) -> Parameter:
-    """What is registered for an array. Raises `ArgumentError` for one that cannot be reduced."""
-    dtype = array.dtype
-    if dtype.kind not in "fc" and (average or dtype.kind not in "iu"):
-        raise ArgumentError(f"gradient {name!r} has type {dtype}: only real and complex ones have an average")
-    sent = dtype if wire is None else _wire_dtype(wire)
-    if sent.kind != dtype.kind or sent.itemsize > dtype.itemsize:
-        raise ArgumentError(f"gradient {name!r} has type {dtype}, which cannot be sent as {sent}")
-    if MPI.Datatype.fromcode(sent.char) == MPI.DATATYPE_NULL:
-        raise ArgumentError(f"this MPI library has no type for {sent}; use float32 on the wire")
-    return Parameter(name, tuple(array.shape), dtype.str, sent.str, sent.itemsize)
-
-
-def _wire_dtype(wire: Any) -> np.dtype[Any]:
-    try:
-        dtype: np.dtype[Any] = np.dtype(wire)
-    except TypeError:
-        raise ArgumentError(f"wire_dtype {wire!r} is no NumPy type; float16 and float32 are") from None
-    return dtype

