@@ -77,7 +77,7 @@ def load(directories: Sequence[Path], *, across: bool = False) -> Results:
             samples[name] = samples["launch"].map({one["launch"]: describe(one) for one in run["launches"]})
         frames.append(samples)
     if not frames and any((Path(source) / OVERLAP).is_file() for source in results.runs):
-        more = ("source", "environment", "settings", "contender", "size")
+        more = ("source", "environment", "settings", "placement", "memory", "contender", "size")
         results.samples = pd.DataFrame(columns=[*dict.fromkeys([*COLUMNS, *more])])
         return results
     if not frames:

@@ -123,7 +123,7 @@ def words(run: Run) -> list[str]:
     said = [
         f"{first['layers']} layers of {first['width']}, {first['batch']} rows a rank: computing alone takes "
         f"{compute * 1e3:.1f} ms ({first['flops'] / compute / 1e9:.1f} useful GFLOP/s a rank), averaging "
-        f"{format_bytes(int(first['gradient_bytes']))} of gradients alone {alone * 1e3:.1f} ms.",
+        f"{first['gradient_bytes'] / 2**20:.1f} MiB of gradients alone {alone * 1e3:.1f} ms.",
         f"Overlapped in buckets of {format_bytes(best[0])} a step takes {good.step.text(1e3)} ms and hides "
         f"{_hidden(good)} % of its communication; utilisation {good.utilisation.text(100, '.0f')} %, against "
         f"{plain.utilisation.text(100, '.0f')} % with a blocking all-reduce per tensor "
@@ -165,11 +165,15 @@ def _too_small(run: Run) -> list[str]:
     if sizes[0] == run.best[0] or run.line is None or smallest.step.low <= best.step.high:
         return []
     count = len(run.buckets[OVERLAPPED, sizes[0]])
-    return [
+    latency, extra = count * run.line.alpha, run.extra_cpu(sizes[0]) - run.extra_cpu(run.best[0])
+    said = (
         f"Buckets of {format_bytes(sizes[0])} are too small: {count} of them take "
-        f"{smallest.step.text(1e3)} ms, as each costs {run.line.alpha * 1e6:.0f} µs whatever it holds, "
-        f"{count * run.line.alpha * 1e3:.1f} ms in all, and CPU time to be started, watched and finished."
-    ]
+        f"{smallest.step.text(1e3)} ms. Each has to be started, watched and finished, which takes "
+        f"{extra * 1e3:.0f} ms more of CPU a rank than the recommended ones"
+    )
+    if latency > 0.05 * run.compute():
+        said += f", and pays a latency of {run.line.alpha * 1e6:.0f} µs, {latency * 1e3:.0f} ms in all"
+    return [said + "."]
 
 
 def bars(run: Run) -> pd.DataFrame:
