@@ -144,8 +144,8 @@ def as_text(
     resampled = overlap_stats.Resampled(times)
     compute = resampled.median((COMPUTE, None))
     lines = [
-        f"{shape.layers} layers of {shape.width}, {shape.batch} rows a rank, {shape.nbytes / 2**20:.1f} MiB of "
-        f"gradients, {world.size} ranks on {world.node_count} nodes; times in ms, with 95 % intervals",
+        f"{shape.layers} layers of {shape.width}, {shape.batch} rows a rank, {shape.nbytes / 2**20:.1f} MiB "
+        f"of gradients, {world.size} ranks on {world.node_count} nodes; times in ms, with 95 % intervals",
         f"compute only {compute.text(1e3)}: {shape.flops / compute.value / 1e9:.1f} useful GFLOP/s a rank",
         "",
     ]
