@@ -146,7 +146,7 @@ def latency(panel: pd.DataFrame, title: str) -> Any:
     y = alt.Y("median:Q", title="time", scale=scale, axis=alt.Axis(labelExpr=_SECONDS))
     chart = alt.layer(*_lines(data, contender_order(panel), y, ("median_low", "median_high")))
     return titled(
-        chart, f"Time: {title}", "slowest rank, median over iterations; bars: 95 % interval of the median"
+        chart, f"Time: {title}", "slowest rank, median over launches; bars: 95 % interval of the median"
     )
 
 

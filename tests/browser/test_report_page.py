@@ -19,6 +19,7 @@ ALLREDUCE = {
     "ring": {4: 4e-6, 1024: 4e-6, 65536: 15e-6},
     "tree": {4: 3e-6, 1024: 6e-6},
 }
+POINTS = "svg .mark-symbol.role-mark path"
 BCAST = {"builtin": {64: 1e-6, 4096: 3e-6}, "binomial": {64: 1.5e-6, 4096: 2e-6}}
 
 
@@ -107,7 +108,7 @@ def test_hovering_a_point_shows_its_values(opened) -> None:
     page, _, _ = opened
     open_all(page)
     place = chart(page, "latency")
-    place.locator("svg g.mark-symbol.layer_2_marks path").first.hover(force=True)
+    place.locator(POINTS).first.hover(force=True)
     tip = page.locator("#vg-tooltip-element")
     sync_api.expect(tip).to_contain_text("95 % interval")
     sync_api.expect(tip).to_contain_text("µs")

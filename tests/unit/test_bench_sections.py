@@ -1,0 +1,136 @@
+"""What sections of a report find: violated guidelines, reasons for distrust, differences with topology."""
+
+from pathlib import Path
+
+import pytest
+
+from mpicoll.bench import frame, guidelines, overview, stats, trust
+from mpicoll.bench.sections import Loaded, Section, Table
+from synthetic import HAZARD, launch, write_result
+
+
+def loaded(*directories: Path) -> Loaded:
+    results = frame.load(directories)
+    return Loaded(results, stats.summarise(results.samples), directories)
+
+
+def measure(directory: Path, collective: str, seconds: dict[int, float], **columns) -> Path:
+    """Six launches of the builtin and of an own algorithm that takes four fifths of its time."""
+    own = {size: 0.8 * time for size, time in seconds.items()}
+    options = {"launches": 6, "iterations": 12, "spread": 0.03, **columns}
+    return write_result(directory, {"builtin": seconds, "ring": own}, collective=collective, **options)
+
+
+@pytest.fixture(scope="module")
+def tuned_badly(tmp_path_factory):
+    """An all-reduce of 64 KiB that takes longer than reduce and broadcast, and than one of twice the size."""
+    folder = tmp_path_factory.mktemp("guidelines")
+    measure(folder / "allreduce", "allreduce", {1024: 4e-6, 65536: 90e-6, 131072: 70e-6})
+    measure(folder / "reduce", "reduce", {1024: 3e-6, 65536: 30e-6}, seed=2)
+    measure(folder / "bcast", "bcast", {1024: 2e-6, 65536: 20e-6}, seed=3, op=None)
+    return folder
+
+
+def test_a_violated_guideline_is_found_for_mpi_and_for_own_and_kept_ones_are_not(
+    tmp_path_factory, tuned_badly
+):
+    """One run directory has all three collectives, as a sweep would: launches are paired."""
+    together = merged(tuned_badly, tmp_path_factory.mktemp("merged"))
+    data = loaded(together)
+    section = guidelines.section(data)
+    found = section.tables[0]
+    assert found.caption == "Violated, or leaning to it"
+    violated = {(row[0], row[1], row[2]) for row in found.rows if row[6] == "VIOLATED"}
+    expected = {("all-reduce ≤ reduce + broadcast", "64 KiB"), ("all-reduce is monotone", "64 KiB ≤ 128 KiB")}
+    assert violated == {(who, *rule) for who in ("builtin", "own") for rule in expected}
+    assert "2 VIOLATED" in section.words[1]
+    everything = section.tables[1]
+    kept = {row[1] for row in everything.rows if row[6] == "kept" and row[0] == "builtin"}
+    assert {"all-reduce ≤ reduce + broadcast", "reduce ≤ all-reduce", "broadcast ≤ all-reduce"} <= kept
+
+
+def merged(folder: Path, target: Path) -> Path:
+    """The samples of several synthetic runs as those of one."""
+    lines = []
+    for number, run in enumerate(sorted(folder.iterdir())):
+        head, *rows = (run / "samples.csv").read_text().splitlines()
+        at = head.split(",").index("case")
+        for row in rows:
+            fields = row.split(",")
+            fields[at] = str(1000 * number + int(fields[at]))
+            lines.append(",".join(fields))
+    (target / "samples.csv").write_text("\n".join([head, *lines]) + "\n")
+    (target / "run.json").write_text((run / "run.json").read_text())
+    return target
+
+
+def test_guidelines_hold_for_collectives_that_exist():
+    assert all(rule.text for rule in guidelines.GUIDELINES)
+
+
+def test_trust_counts_launches_names_graves_first_and_says_what_to_run(tmp_path):
+    grave = {**HAZARD, "what": "oversubscribed: 4 ranks share 2 CPUs", "grave": True}
+    loads = [{**HAZARD, "what": f"other programs run: load average {n} on 8 CPUs"} for n in (2, 3)]
+    runs = [launch(0, hazards=[loads[0]]), launch(1, hazards=[loads[1], grave])]
+    write_result(
+        tmp_path / "r", {"builtin": {4: 1e-6}, "ring": {4: 1e-6}}, launches=2, run={"launches": runs}
+    )
+    data = loaded(tmp_path)
+    found = trust.find(data)
+    assert found[0].grave
+    assert found[0].what == "oversubscribed: 4 ranks share 2 CPUs, in 1 of 2 launches"
+    texts = [reason.what for reason in found]
+    assert any("2 launches of each case" in text for text in texts)
+    assert any(
+        text.startswith("other programs run (") and "2 on 8" in text and "3 on 8" in text for text in texts
+    )
+    assert all(reason.next for reason in found)
+    assert trust.section(data).words[0].startswith("NOT A PERFORMANCE RESULT, for 1 grave reason: oversub")
+
+
+def test_launches_that_disagree_and_clocks_that_are_coarse_are_reasons(tmp_path):
+    coarse = [{"what": "timer_resolution", "engine": None, "seconds": 1e-6, "samples": 9, "meaning": "m"}]
+    for number in range(5):
+        run = {"launches": [launch(hazards=[], overheads=coarse)]}
+        times = {"builtin": {4: 1e-6 * (1 + number)}, "ring": {4: 1e-6 * (1 + number)}}
+        write_result(tmp_path / str(number), times, seed=number, run=run)
+    texts = [reason.what for reason in trust.find(loaded(tmp_path))]
+    assert any("differ by up to 5.0 times" in text or "differ by up to 4.9 times" in text or
+               "differ by up to 5.1 times" in text for text in texts)  # fmt: skip
+    assert any("below 20 steps of the clock" in text for text in texts)
+
+
+def test_nothing_known_is_said_where_nothing_is(tmp_path):
+    run = {"launches": [launch(n, hazards=[], overheads=[]) for n in range(8)]}
+    times = {"builtin": {4: 1e-6}, "ring": {4: 0.5e-6}}
+    write_result(tmp_path / "r", times, launches=8, spread=0.005, run=run)
+    assert trust.section(loaded(tmp_path)).words == ["Nothing known speaks against these numbers."]
+
+
+def test_topology_is_shown_only_where_it_differs(tmp_path):
+    times = {"builtin": {4: 1e-6}, "ring": {4: 1e-6}}
+    write_result(tmp_path / "a", times)
+    assert overview.topology(loaded(tmp_path)) is None
+    places = [{"rank": r, "host": f"h{r % 2}", "node": r % 2, "cpus": str(r)} for r in range(4)]
+    run = {"launches": [launch(ranks=4, nodes=2, ppn=2, placement=places)]}
+    write_result(tmp_path / "b", times, ranks=4, nodes=2, ppn=2, run=run)
+    section = overview.topology(loaded(tmp_path))
+    (chart,) = section.charts.values()
+    data = chart.to_dict()["datasets"]
+    (rows,) = [rows for rows in data.values() if "where" in rows[0]]
+    assert {row["where"] for row in rows} == {"2 = 1 × 2", "4 = 2 × 2, cyclic, bound"}
+
+
+def test_an_oversubscribed_panel_is_no_result_in_the_summary_either(tmp_path):
+    grave = {**HAZARD, "what": "oversubscribed", "grave": True}
+    times = {"builtin": {4: 1e-6}, "ring": {4: 0.5e-6}}
+    run = {"launches": [launch(n, hazards=[grave]) for n in range(6)]}
+    write_result(tmp_path / "r", times, launches=6, run=run, oversubscribed=True)
+    words = " ".join(overview.section(loaded(tmp_path)).words)
+    assert "1 of the cases are no performance results" in words
+    assert "largest gain" not in words
+
+
+def test_a_section_walks_through_its_parts():
+    inner = Section("Inner part", tables=[Table("t", ("a",), [("1",)])])
+    assert [one.slug for one in Section("Outer", parts=[inner]).walk()] == ["outer", "inner-part"]
