@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from mpicoll.bench.sections import Loaded, Section, Table
+from mpicoll.bench.stats import BASELINE, CELL, PANEL
 from mpicoll.bench.verdicts import ENOUGH_LAUNCHES, launches_needed
 
 #: A launch's builtin this much slower than another's shows a machine that is not always the same.
@@ -55,11 +56,6 @@ def section(data: Loaded) -> Section:
         [Table("What speaks against them", ("", "reason", "effect", "next command"), rows)] if rows else []
     )
     return Section("Trustworthiness", [words], tables=tables)
-
-
-def lines(data: Loaded) -> list[str]:
-    """The reasons for a terminal."""
-    return [f"{reason.what}: {reason.effect}. Next: {reason.next}" for reason in find(data)]
 
 
 def _hazards(data: Loaded) -> Iterator[Reason]:
@@ -115,13 +111,14 @@ def _launches(data: Loaded) -> Iterator[Reason]:
     if compared.empty:
         return
     fewest = int(compared["launches"].min())
-    from mpicoll.bench.stats import PANEL
-
+    count = f"{fewest} launch{'es' if fewest != 1 else ''}"
     needed = launches_needed(int(compared.groupby(PANEL, dropna=False).size().max()))
     more = "mpicoll launch CAMPAIGN.toml (repeats = {}); mpicoll report DIR"
     if fewest < ENOUGH_LAUNCHES:
         yield Reason(
-            f"{fewest} launch{'es' if fewest != 1 else ''} of each case, in some at least",
+            f"{count} of each case"
+            if fewest == compared["launches"].max()
+            else f"only {count} of some cases",
             "intervals say little or nothing about how launches differ, and no verdict is given",
             more.format(ENOUGH_LAUNCHES),
         )
@@ -135,9 +132,7 @@ def _launches(data: Loaded) -> Iterator[Reason]:
 
 def _scatter(data: Loaded) -> Iterator[Reason]:
     """Launches that do not agree on the builtin's own time."""
-    good = data.samples[(data.samples["contender"] == "builtin") & data.samples["warmup"].eq(False)]
-    from mpicoll.bench.stats import CELL
-
+    good = data.samples[(data.samples["contender"] == BASELINE) & data.samples["warmup"].eq(False)]
     medians = good.groupby([*CELL, "source", "launch"], dropna=False)["seconds"].median()
     spread = medians.groupby(CELL, dropna=False).agg(lambda x: x.max() / x.min())
     bad = spread[spread > _SCATTER]
