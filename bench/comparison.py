@@ -100,8 +100,19 @@ def compare(
     rows["regression"] = rows["change"].eq("slower") & rows["ratio"].gt(1 + threshold)
     return Comparison(
         rows, threshold, of, _differences(results), (len(before) - len(common), len(after) - len(common)),
-        [note for one in results for note in one.notes],
+        [note for one in results for note in one.notes] + _graves(results),
     )  # fmt: skip
+
+
+def _graves(results: Sequence[frame.Results]) -> list[str]:
+    """What makes a side no performance result."""
+    notes = []
+    for name, one in zip(("old", "new"), results, strict=True):
+        launches = [launch for run in one.runs.values() for launch in run["launches"]]
+        grave = dict.fromkeys(hazard["what"] for x in launches for hazard in x["hazards"] if hazard["grave"])
+        if grave:
+            notes.append(f"the {name} side is NOT A PERFORMANCE RESULT: {'; '.join(grave)}")
+    return notes
 
 
 def _side(samples: pd.DataFrame, of: str, contenders: Sequence[str] | None) -> Side:

@@ -9,7 +9,7 @@ import pytest
 from mpicoll.bench import cli
 from mpicoll.bench.compare import parse_percentage
 from mpicoll.errors import ArgumentError
-from synthetic import identity, write_result
+from synthetic import HAZARD, identity, launch, write_result
 
 OLD = {"builtin": {64: 2e-6, 4096: 8e-6}, "ring": {64: 3e-6, 4096: 6e-6}}
 WORSE = {"builtin": {64: 2e-6, 4096: 8e-6}, "ring": {64: 3e-6, 4096: 7.5e-6}}
@@ -24,7 +24,9 @@ def results(tmp_path_factory):
     write_result(folder / "worse", WORSE, launches=6, iterations=15, seed=3)
     write_result(folder / "few", WORSE, launches=2, iterations=15, seed=4)
     halved = {name: {size: 2 * t for size, t in times.items()} for name, times in OLD.items()}
-    slow = {"identity": {**identity(), "cpu_model": "Slow CPU"}}
+    grave = {**HAZARD, "what": "oversubscribed", "grave": True}
+    slow = {"identity": {**identity(), "cpu_model": "Slow CPU"},
+            "launches": [launch(n, hazards=[grave]) for n in range(6)]}  # fmt: skip
     write_result(folder / "slow-machine", halved, launches=6, iterations=15, seed=5, run=slow)
     return folder
 
@@ -66,6 +68,7 @@ def test_a_slower_machine_changes_times_but_not_ratios(capsys, results):
     status, text = compared(capsys, results, "old", "slow-machine")
     assert status == 1
     assert "conditions differ in cpu_model: Test CPU → Slow CPU" in text
+    assert "the new side is NOT A PERFORMANCE RESULT: oversubscribed" in text
     status, text = compared(capsys, results, "old", "slow-machine", "--of=ratio")
     assert status == 0
     assert "2 comparisons of ratios" in text
