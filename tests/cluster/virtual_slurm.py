@@ -50,7 +50,7 @@ SlurmdLogFile={directory}/log/slurmd.%n.log
 SchedulerType=sched/backfill
 SchedulerParameters=batch_sched_delay=0,sched_interval=1,bf_interval=1
 ReturnToService=2
-SlurmdTimeout={timeout}
+SlurmdTimeout=10
 SlurmctldTimeout=30
 KillWait=2
 WaitTime=0
@@ -107,7 +107,7 @@ class Slurm:
         self.conf.write_text(
             CONFIGURATION.format(
                 directory=at, subnet=subnet, login=f"{subnet}.250", count=len(nodes), cpus=cpus,
-                memory=memory, timeout=10,
+                memory=memory,
             )
         )  # fmt: skip
         prolog = at / "slurm" / "task_prolog"
