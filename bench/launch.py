@@ -27,8 +27,10 @@ from mpicoll.bench.sites import Site, read_site, shipped
 from mpicoll.bench.sizes import format_seconds
 from mpicoll.errors import ArgumentError, MpicollError
 
-# A process with one of these is a rank. (Slurm's own are set in batch scripts, too: there, a step decides.)
-_RANK = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "PALS_RANKID", "SLURM_STEP_ID")
+# A process with one of these is a rank. Slurm's own are in batch scripts and interactive shells, too: there,
+# a step of several tasks is one.
+_RANK = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "PALS_RANKID")
+_STEP_TASKS = "SLURM_STEP_NUM_TASKS"
 
 DEFAULT_SITE = "generic-cpu"  # of a cluster that nobody has described
 
@@ -100,6 +102,8 @@ def run(args: argparse.Namespace) -> int:
 def refuse_inside_a_job() -> None:
     """Raise `ArgumentError` in a rank of an MPI job."""
     found = [name for name in _RANK if name in os.environ]
+    if os.environ.get(_STEP_TASKS, "1") != "1":
+        found.append(_STEP_TASKS)
     if found:
         raise ArgumentError(
             f"`mpicoll launch` starts MPI jobs and is no part of one, but {found[0]} is set: run it alone"

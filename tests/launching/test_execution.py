@@ -226,5 +226,7 @@ def test_flavours_are_told_apart(tmp_path):
 def test_a_batch_script_is_no_rank(monkeypatch):
     for name in [name for name in os.environ if name.startswith(("PMI", "OMPI_", "SLURM_"))]:
         monkeypatch.delenv(name)
-    monkeypatch.setenv("SLURM_PROCID", "0")  # Slurm sets it in batch scripts as well
+    monkeypatch.setenv("SLURM_PROCID", "0")  # Slurm sets it in batch scripts as well,
+    monkeypatch.setenv("SLURM_STEP_ID", "4294967290")  # and these in the shell of salloc
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")
     refuse_inside_a_job()

@@ -215,9 +215,9 @@ def test_a_campaigns_variables_win_over_the_sites():
     assert dict(settings_of(campaign, site, BLOCK)) == {"A": "site", "B": "campaign", "C": "campaign"}
 
 
-@pytest.mark.parametrize("name", ["PMI_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_STEP_ID"])
+@pytest.mark.parametrize("name", ["PMI_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_STEP_NUM_TASKS"])
 def test_a_rank_cannot_launch(monkeypatch, name):
-    monkeypatch.setenv(name, "0")
+    monkeypatch.setenv(name, "4")
     with pytest.raises(ArgumentError, match=f"{name} is set"):
         refuse_inside_a_job()
 
