@@ -173,4 +173,4 @@ def run_facts(text: Text, path: Path, args: argparse.Namespace) -> dict[str, Any
         "program": text.program, "version": text.version, "file": path.name, "statistic": statistics,
         "blake2b": hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest(), "left_out": text.left_out,
     }  # fmt: skip
-    return {"identity": identity, "launches": [launch], "imported": imported}
+    return {"identity": identity, "launches": [{**launch, "imported": imported}], "imported": imported}

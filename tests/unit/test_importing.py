@@ -175,4 +175,6 @@ def test_report_of_an_import(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "all-reduce float32 sum, 4 ranks, Open MPI 5.0.3" in out
     assert "imported from OSU micro-benchmarks 7.3" in out
-    assert (tmp_path / "r" / "report.html").exists()
+    page = (tmp_path / "r" / "report.html").read_text()
+    assert "from OSU micro-benchmarks 7.3, file osu_allreduce.txt: largest over ranks" in page
+    assert not re.findall(r"<d[dt]>[^<]*\bNone\b", page)
