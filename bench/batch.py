@@ -31,6 +31,11 @@ class Kind:
     gpus: bool = False
     resumes: bool = True
 
+    @property
+    def sweeps(self) -> bool:
+        """Whether its command is one sweep."""
+        return self.command[1] == "sweep"
+
 
 KINDS: dict[str, Kind] = {
     "sweep": Kind(
@@ -39,7 +44,7 @@ KINDS: dict[str, Kind] = {
             "sbatch sweep.sbatch [SPEC.toml] [flags of `mpicoll sweep`]",
             "sbatch --nodes=4 --ntasks-per-node=2 sweep.sbatch --sizes 4:16M:4 -o results/today",
         ),
-        ("mpicoll", "sweep", "-o", '"results/sweep-$SLURM_JOB_ID"', '"$@"', "--resume"),
+        ("mpicoll", "sweep", '"$@"', "-o", '"$directory"', "--resume"),
         {"job-name": "mpicoll-sweep", "nodes": "2", "ntasks-per-node": "2", "time": "00:30:00"},
     ),
     "campaign": Kind(
@@ -65,7 +70,7 @@ KINDS: dict[str, Kind] = {
     "gpu": Kind(
         "Measure one sweep on buffers in GPU memory, each rank with a GPU of its own.",
         ("sbatch gpu.sbatch [SPEC.toml] [flags of `mpicoll sweep`]",),
-        ("mpicoll", "sweep", "--buffer", "cupy", "-o", '"results/gpu-$SLURM_JOB_ID"', '"$@"', "--resume"),
+        ("mpicoll", "sweep", "--buffer", "cupy", '"$@"', "-o", '"$directory"', "--resume"),
         {"job-name": "mpicoll-gpu", "nodes": "2", "ntasks-per-node": "4", "time": "00:30:00"},
         gpus=True,
     ),
@@ -73,7 +78,7 @@ KINDS: dict[str, Kind] = {
 
 #: Starts the command, hands it the signals that the job gets, and leaves its exit status in `status`.
 _RUN = """\
-told=0 signals=0
+told=0 signals=0 job=
 trap 'signals=$((signals + 1)) told=1; kill -USR1 "$job" || true' USR1  # the time limit is near
 trap 'signals=$((signals + 1)); kill -TERM "$job" || true' TERM         # scancel
 "${command[@]}" &
@@ -83,6 +88,27 @@ while :; do # a signal to this script ends `wait`, and the command goes on
   wait "$job" || status=$?
   ((signals == before)) && break
 done
+"""
+
+#: Where the result is to lie: the user's -o DIR, or a place that this job, requeued, finds again.
+_DIRECTORY = """\
+directory=results/KIND-$SLURM_JOB_ID
+for ((i = 1; i <= $#; i++)); do
+  next=$((i + 1))
+  case ${!i} in
+    -o | --output) directory=${!next} ;;
+    --output=*) directory=${!i#--output=} ;;
+    -o*) directory=${!i#-o} ;;
+  esac
+done
+"""
+
+#: srun was seen to end with 0 when Slurm could not start the step: the record has the last word.
+_PROOF = """\
+if ((status == 0)) && ! grep -qs '"status": "complete"' "$directory/run.json"; then
+  echo "mpicoll: the launcher ended with 0, but $directory/run.json tells of no complete sweep" >&2
+  status=1
+fi
 """
 
 #: Only a job that was told and did not finish goes on; whatever else ended it would end it again.
@@ -111,8 +137,10 @@ def script(kind: str, site: Site, name: str) -> str:
          f"# Written by `mpicoll launch --script {kind} --site {name}`: change the site, not this file."],
         [f"#SBATCH {_flag(key, value)}" for key, value in directives(job, site).items()],
         ["set -euo pipefail", "", *preamble(site)],
+        _DIRECTORY.replace("KIND", kind).splitlines() if job.sweeps else [],
         [*command_lines(job, site, name), ""],
         _RUN.splitlines(),
+        _PROOF.splitlines() if job.sweeps else [],
         [*(_AGAIN.splitlines() if job.resumes else []), 'exit "$status"'],
     ]  # fmt: skip
     return "\n".join(line for part in parts for line in part) + "\n"

@@ -237,6 +237,8 @@ def not_as_asked(folder: Path, launch: Launch) -> str | None:
     run = read_json(folder / "run.json")
     if run is None:
         return "it ended well but left no run.json"
+    if run["launches"][-1]["status"] != "complete":  # srun was seen to say 0 of a step that never began
+        return f"it ended well, but its record says: {run['launches'][-1]['status']}"
     for last in run["launches"]:
         if last["ranks"] != launch.ranks:
             return f"{launch.ranks} ranks were asked for, but there were {last['ranks']}"

@@ -1,6 +1,6 @@
 """Stands for an mpirun: takes its flags, starts a child of its own, and ends in the way that MODE asks for.
 
-fake_mpirun.py -n P … -genv MODE good|wrong|hang|few|wait … mpicoll sweep … -o DIR --resume
+fake_mpirun.py -n P … -genv MODE good|wrong|liar|hang|few|wait … mpicoll sweep … -o DIR --resume
 """
 
 import json
@@ -48,7 +48,8 @@ def main(argv: list[str]) -> NoReturn:
         end(1)
     there = ranks - 1 if mode == "few" else ranks
     places = [{"rank": rank, "host": "here", "node": 0, "cpus": "0"} for rank in range(there)]
-    run = {"launches": [{"ranks": there, "nodes": 1, "placement": places}]}
+    status = "running" if mode == "liar" else "complete"
+    run = {"launches": [{"status": status, "ranks": there, "nodes": 1, "placement": places}]}
     (directory / "run.json").write_text(json.dumps(run))
     end(0)
 

@@ -83,7 +83,9 @@ def until(condition):
         time.sleep(0.02)
 
 
-MODES = "".join(f'[environment.{mode}]\nMODE = "{mode}"\n' for mode in ("good", "wrong", "few", "hang"))
+MODES = "".join(
+    f'[environment.{mode}]\nMODE = "{mode}"\n' for mode in ("good", "wrong", "liar", "few", "hang")
+)
 
 
 def test_a_failed_or_hung_launch_is_recorded_and_the_rest_goes_on(folder, monkeypatch, capsys):
@@ -95,11 +97,12 @@ def test_a_failed_or_hung_launch_is_recorded_and_the_rest_goes_on(folder, monkey
     assert cli.main(["launch", *argv]) == 1
     found = {record["environment"]: record for record in records(folder)}
     assert {name: record["state"] for name, record in found.items()} == {
-        "good": "complete", "wrong": "failed", "few": "failed", "hang": "timed out",
+        "good": "complete", "wrong": "failed", "liar": "failed", "few": "failed", "hang": "timed out",
     }  # fmt: skip
     last = {name: record["attempts"][-1] for name, record in found.items()}
     assert last["wrong"]["exit_status"] == 1
     assert "WRONG RESULTS" in last["wrong"]["output_tail"]
+    assert last["liar"]["reason"] == "it ended well, but its record says: running"
     assert last["few"]["reason"] == "2 ranks were asked for, but there were 1"
     assert last["hang"]["reason"] == "no end after 1 s; killed"
     assert "a message that never comes" in last["hang"]["output_tail"]
@@ -108,11 +111,11 @@ def test_a_failed_or_hung_launch_is_recorded_and_the_rest_goes_on(folder, monkey
         assert attempt["started"] <= attempt["ended"]
     assert alive(folder) == []
     lines = capsys.readouterr().err.splitlines()
-    assert sum(line.startswith("[") and "2 ranks, 1 node" in line for line in lines) == 4
+    assert sum(line.startswith("[") and "2 ranks, 1 node" in line for line in lines) == 5
     # What is complete stays; the others are tried again.
     assert cli.main(["launch", *argv, "--resume"]) == 1
     tries = {record["environment"]: len(record["attempts"]) for record in records(folder)}
-    assert tries == {"good": 1, "wrong": 2, "few": 2, "hang": 2}
+    assert tries == {"good": 1, "wrong": 2, "liar": 2, "few": 2, "hang": 2}
     assert cli.main(["launch", *argv]) == 2
     assert "already holds a campaign" in capsys.readouterr().err
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import subprocess
@@ -284,6 +285,64 @@ def test_a_site_decides_what_a_script_says():
     campaign = batch.script("campaign", site, "my site.toml")
     assert "--site 'my site.toml')" in campaign
     assert "launcher=" not in campaign
+
+
+@pytest.fixture
+def job(tmp_path):
+    """Run the sweep's script here, with a launcher that does what it is told, and see how it ends."""
+
+    def run(launcher, *arguments):
+        (tmp_path / "job.sh").write_text(batch.script("sweep", Site(), "here"))
+        (tmp_path / "scontrol").write_text('#!/bin/sh\necho "scontrol $*"\n')
+        (tmp_path / "launcher").write_text(f"#!/bin/bash\n{launcher}\n")
+        for name in ("scontrol", "launcher"):
+            (tmp_path / name).chmod(0o755)
+        env = {
+            "PATH": f"{tmp_path}:{os.environ['PATH']}",
+            "SLURM_JOB_ID": "17",
+            "MPICOLL_LAUNCHER": "launcher",
+        }
+        argv = ["bash", tmp_path / "job.sh", *arguments]
+        return subprocess.run(argv, cwd=tmp_path, env=env, text=True, capture_output=True, timeout=60)
+
+    return run
+
+
+DONE = """while [[ $1 != -o ]]; do shift; done; mkdir -p "$2"; echo '"status": "complete"' > "$2/run.json" """
+
+
+@pytest.mark.parametrize(
+    ("arguments", "directory"),
+    [
+        ([], "results/sweep-17"),
+        (["--sizes", "4", "-o", "a b"], "a b"),
+        (["--output=c", "--sizes", "4"], "c"),
+        (["-od"], "d"),
+    ],
+)
+def test_a_job_knows_where_its_result_lies(job, tmp_path, arguments, directory):
+    done = job(f'echo "$@"; while (($# > 3)); do shift; done; set -- "$@"; {DONE}', *arguments)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / directory / "run.json").exists()
+    assert done.stdout.startswith(f"mpicoll sweep {' '.join(arguments)}".rstrip())
+
+
+def test_a_launcher_that_lies_does_not_make_a_good_job(job):
+    done = job("exit 0")
+    assert done.returncode == 1
+    assert "tells of no complete sweep" in done.stderr
+    assert job("exit 3").returncode == 3
+
+
+def test_a_job_that_is_told_hands_it_on_and_goes_back_into_the_queue(job):
+    waiting = "for i in {1..100}; do sleep 0.05; done"
+    told = job(f"trap 'echo heard; exit 138' USR1; sleep 0.3; kill -USR1 $PPID; {waiting}")
+    assert told.returncode == 138
+    assert "heard" in told.stdout
+    assert "scontrol requeue 17" in told.stdout
+    finished = job(f"trap 'exec true' USR1; {DONE}; sleep 0.3; kill -USR1 $PPID; sleep 0.3")
+    assert finished.returncode == 0
+    assert "requeue" not in finished.stdout
 
 
 @pytest.mark.parametrize("kind", batch.KINDS)
