@@ -94,10 +94,9 @@ def test_many_worlds_of_one_rank_are_refused(cluster: Cluster, library: Library,
     assert not (tmp_path / "results").exists()
 
 
+@pytest.mark.parametrize("library", ["mpich"], indirect=True)  # Slurm does the same for both
 def test_a_node_that_dies_costs_one_case(cluster: Cluster, library: Library, tmp_path: Path) -> None:
     """Slurm notices, and puts the job back into the queue; with the node back, the job goes on."""
-    if library.name == "openmpi":
-        pytest.skip("what Slurm does when a node dies is the same for both libraries: tried with MPICH")
     job = Job(cluster, library, tmp_path, LONG)
     job.wait_for_cases(1)
     cluster.node("node4").end()
