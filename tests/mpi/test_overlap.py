@@ -9,7 +9,7 @@ import pytest
 from mpi4py import MPI
 
 import mpicoll
-from gpu import fake_device
+from devices import fake_device
 
 from .support import ENGINES, WORLD, same_everywhere, values
 
