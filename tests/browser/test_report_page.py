@@ -130,7 +130,7 @@ def test_the_table_of_samples_is_filtered_and_sorted(opened) -> None:
     grid = page.locator("#samples-grid")
     count = grid.locator(".count")
     sync_api.expect(count).to_contain_text(" of 1440 rows")
-    grid.get_by_label("filter contender").fill("tre")
+    grid.get_by_label("filter contender").fill("tree")
     sync_api.expect(count).to_contain_text("288 of 1440 rows")
     grid.get_by_label("filter warmup").fill("no")
     sync_api.expect(count).to_contain_text("240 of 1440 rows")
