@@ -159,7 +159,7 @@ def test_all_ranks_hold_the_same_bytes(algorithm: str, engine: str) -> None:
         y = np.empty_like(x)
         comm.Allreduce(x, y, algorithm=algorithm)
         same_everywhere(y)
-    for dtype in "efdg":
+    for dtype in "ed" if SIZE > 4 else "efdg":
         special = np.array([np.nan, -np.nan, 0.0, -0.0, np.inf, -np.inf, 1.0], dtype)
         x = special[random.integers(0, len(special), 201)]
         for op in (MPI.MAX, MPI.MIN, MPI.SUM):
