@@ -14,8 +14,8 @@ from .errors import ArgumentError
 # was the best of 64 KiB … 4 MiB from 4 MiB messages up, with MPICH and with Open MPI.
 STRIPE_BYTES = 256 << 10
 # Between nodes, where several ranks send over one link, a message that needs a handshake seems to wait for it
-# behind the data of others: with Open MPI over TCP, whose eager limit is 64 KiB, on 4 nodes of 2 ranks, 16 MiB
-# took 215 ms in messages of 32 KiB and 253 ms in those of 256 KiB (results/README.md, hierarchical).
+# behind the data of others: with Open MPI over TCP, whose eager limit is 64 KiB, on 4 nodes of 2 ranks,
+# 16 MiB took 215 ms in messages of 32 KiB and 253 ms in those of 256 KiB (results/README.md, hierarchical).
 STRIPE_BYTES_BETWEEN_NODES = 32 << 10
 MOST_CHANNELS = 256
 DEPTH = 2
