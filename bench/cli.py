@@ -12,11 +12,13 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from mpicoll.bench import (
+    calibrate,
     compare,
     gpu_check,
     importing,
     info,
     launch,
+    model,
     overlap,
     probe,
     report,
@@ -52,7 +54,19 @@ def make_parser() -> argparse.ArgumentParser:
     )
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     tools.add_parsers(verbs)
-    for module in (info, probe, sweep, launch, report, compare, overlap, importing, gpu_check):
+    for module in (
+        info,
+        probe,
+        calibrate,
+        sweep,
+        launch,
+        report,
+        compare,
+        overlap,
+        importing,
+        gpu_check,
+        model,
+    ):
         module.add_parser(verbs)
     return parser
 

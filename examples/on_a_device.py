@@ -1,6 +1,6 @@
 """An all-reduce of arrays in device memory, with kernels before and after it and no wait in between.
 
-    mpirun -n 2 python examples/on_a_device.py
+mpirun -n 2 python examples/on_a_device.py
 """
 
 from __future__ import annotations

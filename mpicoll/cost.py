@@ -59,11 +59,10 @@ class Curve:
         """No message takes less."""
         return max(0.0, min(self(start) for start, *_ in self.pieces))
 
-    @property
-    def least_per_byte(self) -> float:
-        """However data is cut in messages, a byte takes no less, latency apart."""
+    def least_per_byte(self, latency: float) -> float:
+        """However data is cut in messages, a byte takes no less, if each of them takes `latency`."""
         corners = [start for start, *_ in self.pieces[1:]]
-        rates = [max(0.0, self(x) - self.least_latency) / x for x in corners]
+        rates = [max(0.0, self(x) - latency) / x for x in corners]
         return min([self.pieces[-1][2], *rates])
 
 
@@ -246,17 +245,23 @@ def bound(collective: str, size: int, nbytes: float, machine: Machine = NOMINAL)
     if size == 1:
         return Cost(0.0, 0.0, 0.0)
     share = (size - 1) / size
-    alpha = min(machine.one_way.least_latency, machine.exchange.least_latency)
-    beta = min(machine.one_way.least_per_byte, machine.exchange.least_per_byte)
     data = {"barrier": 0.0, "bcast": 1.0, "reduce": 1.0}.get(collective, _DATA.get(collective, 0.0) * share)
     combined = share if collective in ("allreduce", "reduce_scatter", "reduce") else 0.0
-    gamma = machine.combine.least_per_byte if combined and not machine.overlap else 0.0
-    return Cost(
-        least_latency(size, alpha, min(machine.gap, alpha)),
-        data * nbytes * beta / machine.ports,
-        combined * nbytes * gamma,
-        machine.call,
-    )
+    gamma = machine.combine.least_per_byte(0.0) if combined and not machine.overlap else 0.0
+    # A message takes latency and so much per byte; or, as truly, less latency and more per byte.
+    whole = min(machine.one_way.least_latency, machine.exchange.least_latency)
+    bounds = []
+    for alpha in (whole, whole / 2, 0.0):
+        beta = min(machine.one_way.least_per_byte(alpha), machine.exchange.least_per_byte(alpha))
+        bounds.append(
+            Cost(
+                least_latency(size, alpha, min(machine.gap, alpha)),
+                data * nbytes * beta / machine.ports,
+                combined * nbytes * gamma,
+                machine.call,
+            )
+        )
+    return max(bounds, key=sum)
 
 
 def faster(machine: Machine, **changes: Any) -> Machine:

@@ -1,0 +1,234 @@
+"""`mpirun … mpicoll calibrate`: what a message, a byte and combining a byte cost here, for `mpicoll model`.
+
+Rank 0 exchanges messages with one other rank, the first of its node, or of another with ``--level net``; the
+others sleep. What is timed are plans like those of collectives, on the engine that is calibrated: schedules
+with a few and with many rounds of one pattern, whose difference gives the cost of a round, and whose
+remainder that of a call. Patterns: one way (to and fro), both ways at once, both ways with combining, and
+several messages in a round. Curves are fitted in pieces, robustly, and residuals kept: a protocol switch
+is a piece.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mpicoll.bench.fit import fit_curve
+from mpicoll.bench.sizes import format_bytes, format_seconds, parse_sizes
+from mpicoll.bench.timing import measure, no_garbage_collection, orders
+from mpicoll.bench.world import Refused, World, launcher_problem, start
+from mpicoll.cost import Curve, Machine
+from mpicoll.registry import Params, algorithm, unregister
+from mpicoll.schedule import Recv, Round, Schedule, Send, Side, Window
+
+_FEW, _MANY = 2, 6
+_BUDGET = 0.12  # seconds for each pattern and size
+_PATTERNS = ("one_way", "exchange", "combine", "burst")
+_BURST = 5  # messages in a round
+
+
+def add_parser(verbs: Any) -> None:
+    """Add the verb `calibrate`."""
+    verb = verbs.add_parser("calibrate", help="measure what `mpicoll model` needs to know (under mpirun)")
+    add = verb.add_argument
+    add("-o", "--output", type=Path, default=Path("calibration"), metavar="DIR", help="(calibration)")
+    add("--level", choices=("node", "net"), help="peer on the same or another node (net, if there are nodes)")
+    add("--sizes", default="8:16M:4", help="bytes of a message (8:16M:4)")
+    add("--dtype", default="float32", help="what is combined (float32)")
+    add("--op", default="sum", help="how (sum)")
+    add("--engine", choices=("native", "python"), help="(native, if it is there)")
+    add("--thread-level", choices=("single", "funneled", "serialized", "multiple"), default="funneled")
+    verb.set_defaults(func=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, fit, and write machine.json, calibration.json and calibration.csv."""
+    sizes = [n for n in parse_sizes(args.sizes) if n]
+    world = start(args.thread_level)
+    if problem := launcher_problem(world.size):
+        raise Refused(problem)
+    peer = _peer(world, args.level)
+    pair = world.control.Split(0 if world.rank in (0, peer) else 1, world.rank)
+    rows = []
+    if world.rank in (0, peer):
+        rows = _measure(pair, sizes, args)
+    done = world.control.Ibarrier()
+    while not done.Test():  # the others must not take the cores of those that measure
+        time.sleep(0.005)
+    if world.first:
+        _report(world, rows, peer, args)
+    pair.Free()
+    return 0
+
+
+def _peer(world: World, level: str | None) -> int:
+    """The rank that rank 0 talks to."""
+    near = [rank for rank in range(1, world.size) if world.nodes[rank] == world.nodes[0]]
+    far = [rank for rank in range(1, world.size) if world.nodes[rank] != world.nodes[0]]
+    found = {"node": near, "net": far, None: far or near}[level]
+    if not found:
+        raise Refused(f"no rank for --level {level}: {world.size} ranks on {world.node_count} nodes")
+    return found[0]
+
+
+# -- patterns ----------------------------------------------------------------------------------------------
+
+
+def _rounds(pattern: str, rank: int, count: int) -> Schedule:
+    """So many rounds of a pattern between ranks 0 and 1, on one block (one per message in a burst)."""
+    peer, block = 1 - rank, (Window(0),)
+    for turn in range(count):
+        if pattern == "one_way":
+            sends = turn % 2 == rank
+            yield Round((Send(peer, block),), ()) if sends else Round((), (Recv(peer, block),))
+        elif pattern == "combine":
+            side = Side.LEFT if peer < rank else Side.RIGHT
+            yield Round((Send(peer, block),), (Recv(peer, block, side),))
+        else:
+            messages = range(1 if pattern == "exchange" else _BURST)
+            yield Round(
+                tuple(Send(peer, (Window(2 * m + rank),)) for m in messages),
+                tuple(Recv(peer, (Window(2 * m + peer),)) for m in messages),
+            )
+
+
+@contextmanager
+def _registered() -> Iterator[None]:
+    """The patterns as algorithms, for measurement only."""
+    names = []
+    for pattern in _PATTERNS:
+        for count in (_FEW, _MANY):
+
+            def generate(rank: int, size: int, pattern: str = pattern, count: int = count) -> Schedule:
+                """A pattern of messages, again and again."""
+                return _rounds(pattern, rank, count)
+
+            def count_blocks(size: int, params: Params, pattern: str = pattern) -> int:
+                return {"exchange": 2, "burst": 2 * _BURST}.get(pattern, 1)
+
+            names.append(f"calibration_{pattern}_{count}")
+            algorithm("allreduce", blocks=count_blocks, name=names[-1])(generate)
+    try:
+        yield
+    finally:
+        for name in names:
+            unregister("allreduce", name)
+
+
+def _measure(pair: Any, sizes: list[int], args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Rows (pattern, bytes of a message, seconds of a round and of the rest), on both ranks."""
+    from mpi4py import MPI
+
+    import mpicoll
+
+    own: Any = mpicoll.Comm(pair)
+    barrier = own.Barrier_init(engine=args.engine)
+    rows = []
+    with _registered(), no_garbage_collection():
+        for pattern in _PATTERNS:
+            for nbytes in sizes if pattern != "burst" else [8]:
+                blocks = {"exchange": 2, "burst": 2 * _BURST}.get(pattern, 1)
+                count = max(1, nbytes // np.dtype(args.dtype).itemsize) * blocks
+                data = np.zeros(count, args.dtype)
+                plans = [
+                    own.Allreduce_init(
+                        MPI.IN_PLACE, data, getattr(MPI, args.op.upper()), engine=args.engine, channels=1,
+                        algorithm=f"calibration_{pattern}_{rounds}",
+                    )
+                    for rounds in (_FEW, _MANY)
+                ]  # fmt: skip
+                few, many, samples = _times(pair, [plan.run for plan in plans], barrier.run)
+                each = (many - few) / (_MANY - _FEW)
+                rows.append(
+                    {"pattern": pattern, "bytes": count // blocks * data.itemsize, "round": each,
+                     "call": few - _FEW * each, "engine": plans[0].engine, "samples": samples}
+                )  # fmt: skip
+                for plan in plans:
+                    plan.free()
+    barrier.free()
+    own.Free()
+    return rows
+
+
+def _times(pair: Any, calls: list[Callable[[], Any]], barrier: Callable[[], Any]) -> tuple[float, float, int]:
+    """Median seconds of each call, slowest rank."""
+    from mpi4py import MPI
+
+    begun = time.perf_counter()
+    measure([calls], barrier, orders(2, 3, 0), prime=False)
+    each = pair.allreduce((time.perf_counter() - begun) / 3, op=MPI.MAX)
+    iterations = max(7, min(400, int(_BUDGET / each)))
+    mine = measure([calls], barrier, orders(2, iterations, 1), prime=False).seconds
+    slowest = np.empty_like(mine)
+    pair.Allreduce(mine, slowest, op=MPI.MAX)
+    few, many = (statistics.median(column) for column in slowest.T.tolist())
+    return few, many, iterations
+
+
+# -- from rows to a machine --------------------------------------------------------------------------------
+
+
+def machine_from(rows: list[dict[str, Any]], name: str) -> tuple[Machine, list[dict[str, Any]]]:
+    """The machine that the rows say, and the rows with what it says of them.
+
+    Raises `ArgumentError` if a pattern is missing.
+    """
+
+    def points(pattern: str) -> list[tuple[float, float]]:
+        return [(r["bytes"], max(r["round"], 1e-9)) for r in rows if r["pattern"] == pattern]
+
+    both = dict(points("exchange"))
+    curves = {pattern: fit_curve(points(pattern)) for pattern in ("one_way", "exchange")}
+    extra = [(n, max(t - both[n], 1e-10)) for n, t in points("combine") if n in both]
+    combine = fit_curve(extra, through_zero=True)
+    burst = next(t for _, t in points("burst"))
+    gap = max(0.0, (burst - curves["exchange"](8)) / (_BURST - 1))
+    call = statistics.median([max(0.0, r["call"]) for r in rows if r["bytes"] <= 4096])
+    machine = Machine(curves["one_way"], curves["exchange"], combine, gap, call, overlap=False, name=name)
+    told = []
+    for row in rows:
+        curve = {"one_way": curves["one_way"], "exchange": curves["exchange"]}.get(row["pattern"])
+        model = curve(row["bytes"]) if curve else None
+        if row["pattern"] == "combine":
+            model = curves["exchange"](row["bytes"]) + combine(row["bytes"])
+        residual = None if model is None else row["round"] / model - 1
+        told.append({**row, "model": model, "residual": residual})
+    return machine, told
+
+
+def _report(world: World, rows: list[dict[str, Any]], peer: int, args: argparse.Namespace) -> None:
+    where = "same node" if world.nodes[peer] == world.nodes[0] else "another node"
+    machine, told = machine_from(rows, f"{world.vendor}, {where}, {rows[0]['engine']} engine")
+    args.output.mkdir(parents=True, exist_ok=True)
+    (args.output / "machine.json").write_text(machine.to_json() + "\n", encoding="utf-8")
+    facts = {"mpi": world.library, "machine": world.machine, "hosts": world.hosts, "dtype": args.dtype}
+    facts |= {"op": args.op, "oversubscribed": world.oversubscribed, "thread_level": world.thread_level}
+    (args.output / "calibration.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    with (args.output / "calibration.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, told[0], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(told)
+    print(describe(machine))
+    worst = sorted(abs(row["residual"]) for row in told if row["residual"] is not None)
+    print(f"residuals: median {statistics.median(worst):.1%}, largest {worst[-1]:.1%}")
+    print(f"in {args.output}; next: mpicoll model allreduce --machine {args.output / 'machine.json'}")
+
+
+def describe(machine: Machine) -> str:
+    """The numbers of a machine, in words."""
+    lines = [machine.name]
+    for what in ("one_way", "exchange", "combine"):
+        curve: Curve = getattr(machine, what)
+        for begin, seconds, slope in curve.pieces:
+            rate = f"{1e-9 / slope:.3g} GB/s" if slope > 0 else "no time per byte"
+            lines.append(f"  {what:<9} from {format_bytes(int(begin)):<8} {format_seconds(seconds)} + {rate}")
+    return "\n".join([*lines, f"  gap {format_seconds(machine.gap)}, call {format_seconds(machine.call)}"])

@@ -1,0 +1,84 @@
+"""Curves through measured times: lines in pieces, robust against outliers, with switches where they pay.
+
+Errors count relative to the time, so that small messages weigh as much as large ones. A piece more has to
+take away a good part of what error is left (a switch of protocols does).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from mpicoll.cost import Curve
+from mpicoll.errors import ArgumentError
+
+_HUBER = 0.1  # relative errors beyond count linearly
+_PAYS = 0.004  # of squared relative error, for each piece more
+_MOST_PIECES = 5
+_FEWEST = 3  # points of a piece
+
+Point = tuple[float, float]  # bytes, seconds
+
+
+def line(points: Sequence[Point], *, through_zero: bool = False) -> tuple[float, float, float]:
+    """Constant, slope and squared relative error (Huber's) of the best line; neither is negative."""
+    x, y = np.array(points, float).T
+    weights = np.ones_like(x)
+    constant = slope = 0.0
+    for _ in range(12):  # iteratively reweighted least squares
+        best = None
+        for columns in ([1],) if through_zero else ([0, 1], [0], [1]):
+            matrix = np.stack([np.ones_like(x), x])[columns] / y * np.sqrt(weights)
+            solved = np.linalg.lstsq(matrix.T, np.sqrt(weights), rcond=None)[0]
+            error = float((((matrix.T @ solved) - np.sqrt(weights)) ** 2).sum())
+            if (solved >= 0).all() and (best is None or error < best[0] * (1 - 1e-9)):
+                full = np.zeros(2)
+                full[columns] = solved
+                best = error, full
+        if best is None:
+            raise ArgumentError(f"no line without negative terms fits {points}")
+        constant, slope = best[1]
+        off = np.abs((constant + slope * x) / y - 1)
+        weights = np.minimum(1.0, _HUBER / np.maximum(off, 1e-12))
+    off = np.abs((constant + slope * x) / y - 1)
+    loss = np.where(off < _HUBER, off**2, 2 * _HUBER * off - _HUBER**2)
+    return float(constant), float(slope), float(loss.sum())
+
+
+def fit_curve(points: Sequence[Point], *, through_zero: bool = False) -> Curve:
+    """The curve in as few pieces as explain the points; a piece begins at the first of its points.
+
+    >>> sizes = [2.0**k for k in range(3, 22)]
+    >>> switched = [(n, 1e-6 + 1e-9 * n if n < 5000 else 9e-6 + 2e-10 * n) for n in sizes]
+    >>> [int(start) for start, *_ in fit_curve(switched).pieces]
+    [0, 8192]
+    """
+    points = sorted(points)
+    if len(points) < 2:
+        raise ArgumentError(f"a curve needs two sizes at least, not {len(points)}")
+    lines: dict[tuple[int, int], tuple[float, float, float]] = {}
+    for i in range(len(points)):
+        for j in range(i + _FEWEST, len(points) + 1):
+            lines[i, j] = line(points[i:j], through_zero=through_zero)
+    if not lines:
+        constant, slope, _ = line(points, through_zero=through_zero)
+        return Curve(((0, constant, slope),))
+    # best[j]: least loss of the first j points, and where its pieces begin; one table per number of pieces.
+    best: dict[int, tuple[float, tuple[int, ...]]] = {0: (0.0, ())}
+    chosen: tuple[float, tuple[int, ...]] = (float("inf"), ())
+    for _ in range(_MOST_PIECES):
+        longer: dict[int, tuple[float, tuple[int, ...]]] = {}
+        for (i, j), (_, _, loss) in lines.items():
+            if i in best and (j not in longer or best[i][0] + loss < longer[j][0]):
+                longer[j] = best[i][0] + loss, (*best[i][1], i)
+        best = longer
+        end = best.get(len(points))
+        if end is not None and end[0] + _PAYS * len(end[1]) < chosen[0]:
+            chosen = end[0] + _PAYS * len(end[1]), end[1]
+    starts = chosen[1]
+    pieces = []
+    for begin, end_ in zip(starts, (*starts[1:], len(points)), strict=True):
+        constant, slope, _ = lines[begin, end_]
+        pieces.append((points[begin][0] if begin else 0.0, constant, slope))
+    return Curve(tuple(pieces))

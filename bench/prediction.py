@@ -1,0 +1,231 @@
+"""Model against measurement: a machine fitted to some rows of a summary predicts the others.
+
+The time of a row is linear in what the machine has: a call, messages (by size: protocols differ), gaps, bytes
+one way and both ways (by size: caches), and bytes combined (likewise). Coefficients are those of least
+relative error, none negative, with a loss that outliers cannot rule. Every other size is held out of the fit
+and predicted; with several numbers of ranks, the largest is held out, too. Rows of more ranks than cores are
+not fitted: their time is the operating system's.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy.optimize import nnls
+
+import mpicoll.algorithms  # noqa: F401  (importing registers them)
+from mpicoll.bench.sections import Loaded, Section, Table
+from mpicoll.collectives import collective
+from mpicoll.cost import Curve, Machine, bound
+from mpicoll.errors import MpicollError
+from mpicoll.registry import get
+from mpicoll.steps import Load, blocks_per_total, steps
+
+KNOTS = (512.0, 8192.0, 131072.0, 2097152.0)  # where curves may bend [B]
+_HUBER = 0.15
+_A_RATE = 1e-13  # seconds per byte: less is no rate of any machine
+_ROUNDS = 30  # of reweighting
+GROUP = ["environment", "thread_level", "engine"]  # what a machine is fitted to
+COLUMNS = (*GROUP, "collective", "contender", "ranks", "msg_bytes", "total_bytes", "median")
+
+
+def _pieces(nbytes: float, messages: float) -> list[float]:
+    """A curve's terms for some messages of equal size: their number, and their bytes between the knots."""
+    ends = (0.0, *KNOTS, float("inf"))
+    between = [max(0.0, min(nbytes, high) - low) for low, high in pairwise(ends)]
+    return [messages, *(part * messages for part in between)]
+
+
+def features(load: Load, block: float, channels: int) -> np.ndarray:
+    """What one rank needs for a round, in terms of the machine's unknowns."""
+    messages = max(load.messages, 1)
+    sizes = _pieces(load.blocks * block / messages / channels, messages * channels)
+    width = len(sizes)
+    latency, volume = channels, sizes[1:]
+    curve = [latency, *volume]
+    nothing = [0.0] * width
+    reduced = _pieces(load.reduced * block / channels, channels)[1:] if load.reduced else [0.0] * (width - 1)
+    both = [*nothing, *curve] if load.both_ways else [*curve, *nothing]
+    return np.array([0.0, channels * (messages - 1), *both, *reduced])
+
+
+def row_features(row: dict[Any, Any]) -> np.ndarray | None:
+    """The terms of a row's time; None for what is not an algorithm of ours."""
+    if row["implementation"] != "mpicoll" or not row["total_bytes"]:
+        return None
+    entry, size = get(row["collective"], row["algorithm"]), int(row["ranks"])
+    if entry.hierarchical:
+        return None  # a summary does not say which rank is where
+    params = _params(row.get("params")) | ({"root": int(row["root"])} if "root" in entry.defaults else {})
+    block = row["total_bytes"] / blocks_per_total(entry, size, params)
+    channels = 1 if pd.isna(row.get("channels")) else int(row["channels"])
+    total = np.zeros(len(features(Load(1, 1, 0, 1, False), 1.0, 1)))
+    for count, step in steps(entry, size, params):
+        # The busiest rank of a step, whatever the machine: by bytes, then by messages.
+        total += count * features(
+            max(step, key=lambda one: (one.blocks, one.messages, one.reduced)), block, channels
+        )
+    total[0] = 1.0
+    return total
+
+
+def _params(text: Any) -> dict[str, Any]:
+    pairs = (part.split("=") for part in text.split(";")) if isinstance(text, str) and text else ()
+    return {
+        name: int(value) if value.lstrip("-").isdigit() else value for name, value in pairs if name != "root"
+    }
+
+
+def solve(matrix: np.ndarray, seconds: np.ndarray) -> np.ndarray:
+    """Coefficients, none negative, of least relative error (Huber's loss); none for what no row has."""
+    relative = matrix / seconds[:, None]
+    seen = np.abs(relative).max(axis=0) > 0
+    scale = np.abs(relative[:, seen]).max(axis=0)
+    weights = np.ones(len(seconds))
+    found = np.zeros(matrix.shape[1])
+    for _ in range(_ROUNDS):
+        root = np.sqrt(weights)
+        found[seen] = nnls(relative[:, seen] / scale * root[:, None], root)[0] / scale
+        weights = np.minimum(1.0, _HUBER / np.maximum(np.abs(relative @ found - 1), 1e-9))
+    return found
+
+
+def as_machine(solved: np.ndarray) -> Machine:
+    """The machine that coefficients describe. Where nothing went one way, both ways stands for it."""
+    call, gap, *rest = map(float, solved)
+    width = 2 + len(KNOTS)
+    one_way, exchange, combine = rest[:width], rest[width : 2 * width], [0.0, *rest[2 * width :]]
+
+    def curve(terms: list[float]) -> Curve:
+        reached, *slopes = terms
+        pieces = []
+        for start, end, slope in zip((0.0, *KNOTS), (*KNOTS, 0.0), slopes, strict=True):
+            pieces.append((start, reached - slope * start, slope))
+            reached += slope * (end - start)
+        return Curve(tuple(pieces))
+
+    both = curve(exchange)
+    alone = curve(one_way) if any(one_way) else both
+    return Machine(alone, both, curve(combine), gap, call, overlap=False, name="fitted")
+
+
+def predict(summary: pd.DataFrame) -> pd.DataFrame:
+    """The rows that can be predicted, with a model's word on each.
+
+    Columns: `model_seconds`, `bound_seconds` (of the collective, on the fitted machine), `held_out` and
+    `residual` (model/measured − 1).
+
+    Held out is every second size, and the largest number of ranks where there are several. What is not held
+    out was fitted.
+    """
+    good = summary[
+        (summary["status"] == "ok") & summary["median"].notna() & ~summary["oversubscribed"].astype(bool)
+    ]
+    told = []
+    for _, group in good.groupby(GROUP, dropna=False, sort=False):
+        kept = [
+            (index, f) for index, row in group.iterrows() if (f := row_features(row.to_dict())) is not None
+        ]
+        if not kept:
+            continue
+        rows = group[group.index.isin([index for index, _ in kept])].copy()
+        matrix, seconds = np.stack([f for _, f in kept]), rows["median"].to_numpy(float)
+        sizes = sorted(rows["msg_bytes"].unique())
+        rows["held_out"] = rows["msg_bytes"].isin(sizes[1::2])
+        if rows["ranks"].nunique() > 2:
+            rows["held_out"] |= rows["ranks"] == rows["ranks"].max()
+        train = ~rows["held_out"].to_numpy(bool)
+        if train.sum() < 8:
+            continue
+        solved = solve(matrix[train], seconds[train])
+        rows["model_seconds"] = matrix @ solved
+        machine = as_machine(solved)
+        rows["bound_seconds"] = [
+            bound(row["collective"], int(row["ranks"]), float(row["total_bytes"]), machine).seconds
+            if machine.exchange.least_per_byte(0.0) > _A_RATE
+            else None  # all that was exchanged was combined, too: the fit cannot tell one from the other
+            for row in rows.to_dict("records")
+        ]
+        told.append(rows)
+    if not told:
+        return pd.DataFrame()
+    rows = pd.concat(told)
+    rows["residual"] = rows["model_seconds"] / rows["median"] - 1
+    return rows
+
+
+def errors(rows: pd.DataFrame) -> pd.DataFrame:
+    """Median absolute residual of held-out rows, per environment and collective, below and from 64 KiB on."""
+    held: Any = rows[rows["held_out"]].copy()
+    held["error"], held["large"] = held["residual"].abs(), held["msg_bytes"] >= 1 << 16
+    return held.groupby(["environment", "collective", "large"])["error"].agg(["median", "size"]).reset_index()
+
+
+def winners(rows: pd.DataFrame) -> tuple[int, int]:
+    """In how many held-out cases the predicted winner won or tied (within 5 %, or overlapping intervals)."""
+    right = cases = 0
+    keys = [*GROUP, "collective", "ranks", "msg_bytes"]
+    for _, group in rows[rows["held_out"]].groupby(keys, dropna=False):
+        cell: Any = group
+        if len(cell) < 2:
+            continue
+        cases += 1
+        first = cell.loc[cell["median"].idxmin()]
+        chosen = cell.loc[cell["model_seconds"].idxmin()]
+        tie = chosen["median"] <= 1.05 * first["median"] or chosen["median_low"] <= first["median_high"]
+        right += bool(tie)
+    return right, cases
+
+
+def section(data: Loaded) -> Section | None:
+    """The section of a report: how well the model predicts sizes that it has not seen, per algorithm."""
+    try:
+        rows = predict(data.summary)
+    except MpicollError:  # an algorithm of a file that is not loaded here
+        return None
+    if rows.empty or not rows["held_out"].any():
+        return None
+    per_kind, (right, cases) = errors(rows), winners(rows)
+    held = rows[rows["held_out"]]
+    words = [
+        f"A machine fitted to every second size predicts the sizes between: median error "
+        f"{held['residual'].abs().median():.0%} over {len(held)} rows.",
+        f"The algorithm predicted to win wins or ties in {right} of {cases} cases.",
+    ]
+    by_algorithm = held.assign(error=held["residual"].abs()).groupby(["collective", "contender"])["error"]
+    tables = [
+        Table(
+            "Held-out error",
+            ("environment", "collective", "sizes", "median error", "rows"),
+            [(e, collective(c).title, "from 64 KiB" if big else "below", f"{m:.0%}", str(n))
+             for e, c, big, m, n in per_kind.itertuples(index=False)],
+        ),
+        Table(
+            "Held-out error of each algorithm",
+            ("collective", "algorithm", "median error", "largest"),
+            [(str(k[0]), str(k[1]), f"{one.median():.0%}", f"{one.max():.0%}") for k, one in by_algorithm],
+            folded=True,
+        ),
+    ]  # fmt: skip
+    return Section(title="Model and measurement", words=words, charts={"model": chart(rows)}, tables=tables)
+
+
+def chart(rows: pd.DataFrame) -> Any:
+    """Measured over predicted, a point per row; held-out rows are filled."""
+    import altair as alt
+
+    told = rows[["median", "model_seconds", "contender", "collective", "msg_bytes", "held_out"]]
+    told = told[told["model_seconds"] > 0]
+    points = alt.Chart(told).mark_point().encode(
+        alt.X("model_seconds:Q", title="predicted [s]").scale(type="log"),
+        alt.Y("median:Q", title="measured [s]").scale(type="log"),
+        color="collective:N",
+        shape=alt.Shape("held_out:N", title="held out"),
+        tooltip=["contender", "msg_bytes", "median", "model_seconds"],
+    )  # fmt: skip
+    ends = [float(told["median"].min()), float(told["median"].max())]
+    line = alt.Chart(pd.DataFrame({"x": ends})).mark_line(color="#000").encode(x="x:Q", y="x:Q")
+    return (line + points).properties(width=640, height=380, title="Predicted and measured times")
