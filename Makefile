@@ -81,7 +81,7 @@ test-unit: $(TESTING)
 	MPICOLL_TEST_LABEL="unit" .venv-mpich/bin/python -m pytest -q -n 2 --dist worksteal mpicoll tests \
 	    --ignore=tests/mpi --ignore=tests/cluster --ignore=tests/packaging
 	MPICOLL_TEST_LABEL="programs and oracle, Open MPI" .venv-openmpi/bin/python -m pytest -q -n 2 --dist worksteal \
-	    tests/runner tests/oracle tests/sweep tests/test_examples.py
+	    tests/oracle tests/sweep tests/test_examples.py
 
 # Every algorithm for P = 1..64, and mutants of each refused.
 test-proof: .venv-mpich/.stamp
@@ -89,7 +89,7 @@ test-proof: .venv-mpich/.stamp
 
 test-mpi: $(TESTING)
 	.venv-mpich/bin/python tests/run_mpi.py -q
-	.venv-mpich/bin/python tests/run_mpi.py -q --ranks 4 --sync-sends
+	.venv-mpich/bin/python tests/run_mpi.py -q --ranks 3 --sync-sends
 
 # Virtual nodes and a real Slurm: needs root, and skips without.
 test-cluster: $(TESTING)

@@ -45,6 +45,7 @@ def has_device() -> bool:
     try:
         import cupy
 
-        return bool(cupy.cuda.runtime.getDeviceCount())
+        real = Path(cupy.__file__).parent != FAKE
+        return real and bool(cupy.cuda.runtime.getDeviceCount())
     except Exception:
         return False

@@ -22,7 +22,7 @@ from mpicoll.probe import aware
 
 from .support import WORLD, answer, values, world
 
-pytestmark = pytest.mark.ranks(2, 3, 4)  # the programs are proved for more in tests/unit/test_staging.py
+pytestmark = pytest.mark.ranks(2, 3)  # the programs are proved for more in tests/unit/test_staging.py
 RANKS = WORLD.size
 COUNT = 1003
 STAGINGS = ["none", "host", "device"]

@@ -13,7 +13,7 @@ from devices import fake_device
 
 from .support import ENGINES, WORLD, same_everywhere, values
 
-pytestmark = pytest.mark.ranks(1, 2, 3, 5)  # the collectives below are tested on more
+pytestmark = pytest.mark.ranks(1, 2, 3)  # the collectives below are tested on more
 SIZE, RANK = WORLD.size, WORLD.rank
 SHAPES = {"w1": (30, 7), "b1": (7,), "w2": (7, 200), "b2": (200,), "none": (0,), "w3": (200, 3), "scalar": ()}
 THREAD = len(ENGINES) == 2 and MPI.Query_thread() == MPI.THREAD_MULTIPLE

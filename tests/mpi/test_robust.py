@@ -21,7 +21,7 @@ SIZE, RANK = WORLD.size, WORLD.rank
 both_engines = pytest.mark.parametrize("engine", ENGINES)
 several = pytest.mark.skipif(SIZE == 1, reason="needs another rank")
 # What these prove does not depend on the number of ranks, and their waits take time.
-pytestmark = pytest.mark.ranks(1, 2, 4)
+pytestmark = pytest.mark.ranks(1, 2, 3)
 
 
 def resident_mib() -> float:

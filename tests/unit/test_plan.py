@@ -27,7 +27,7 @@ from mpicoll.plan import (
     vector_layout,
 )
 
-SIZES = [1, 2, 3, 4, 5, 8, 13]
+SIZES = [1, 2, 3, 4, 5, 8, 9]
 STRIPES = [(1, 1), (3, 2)]  # channels, depth
 
 
