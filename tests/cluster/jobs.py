@@ -30,7 +30,7 @@ class Job:
         self.log = folder / "log"
         env = {**self.slurm.environment(), **library.environment(), **library.settings()}
         env["SLURM_CONF"] = str(self.slurm.conf)
-        env["MPICOLL_LAUNCHER"] = launcher or library.srun
+        env["MPICOLL_LAUNCHER"] = launcher or library.launcher
         given = ("--nodes=4", "--ntasks-per-node=2", f"--output={self.log}", f"--chdir={folder}")
         self.number = self.slurm.ask(
             "sbatch", "--parsable", *given, str(ROOT / "slurm" / script), *words, env=env

@@ -45,9 +45,13 @@ class Library:
         return settings(self.name)
 
     @property
-    def srun(self) -> str:
-        """The srun that starts its ranks in one world, as words of a command line."""
-        return f"srun --mpi={'pmi2' if self.name == 'mpich' else 'pmix'} --kill-on-bad-exit=1"
+    def launcher(self) -> str:
+        """What starts its ranks in one world in a job, as words of a command line.
+
+        MPICH's own mpirun: the pmi2 plugin of Slurm 22.05 now and then misreads what MPICH puts
+        ("value not properly terminated"), and then MPI_Init fails or hangs; see docs/slurm.md.
+        """
+        return "mpirun" if self.name == "mpich" else "srun --mpi=pmix --kill-on-bad-exit=1"
 
     def mpicoll(self, *words: str | Path, timeout: float = 60) -> subprocess.CompletedProcess[str]:
         """Run a verb that needs no ranks."""

@@ -168,7 +168,8 @@ def test_bine_cuts_traffic_between_groups_by_up_to_a_third() -> None:
         messages = ((r, m) for r in range(64) for step in entry.schedule(r, 64) for m in step.sends)
         return sum(w.length for r, m in messages if list(fabric.route(r, m.peer)) for w in m.windows)
 
-    saved = [1 - outside("bine", g) / outside("recursive_halving_doubling_far", g) for g in (4, 8, 12, 16, 24, 32)]
+    other, groups = "recursive_halving_doubling_far", (4, 8, 12, 16, 24, 32)
+    saved = [1 - outside("bine", group) / outside(other, group) for group in groups]
     assert min(saved) >= 0
     assert 0.05 < max(saved) < 1 / 3 + 1e-9
 
