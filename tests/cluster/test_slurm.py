@@ -101,7 +101,7 @@ def test_many_worlds_of_one_rank_are_refused(cluster: Cluster, library: Library,
     assert not (tmp_path / "results").exists()
 
 
-@pytest.mark.parametrize("library", ["mpich"], indirect=True)  # Slurm does the same for both
+@pytest.mark.parametrize("library", ["openmpi"], indirect=True)
 def test_a_node_that_dies_costs_one_case(cluster: Cluster, library: Library, tmp_path: Path) -> None:
     """Slurm notices, and puts the job back into the queue; with the node back, the job goes on."""
     job = Job(cluster, library, tmp_path, LONG)
