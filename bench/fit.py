@@ -16,7 +16,7 @@ from mpicoll.errors import ArgumentError
 _HUBER = 0.1  # relative errors beyond count linearly
 _PAYS = 0.004  # of squared relative error, for each piece more
 _MOST_PIECES = 5
-_FEWEST = 3  # points of a piece
+_FEWEST = 3  # points of a piece; the last may have one less, as sizes beyond the caches are few
 
 Point = tuple[float, float]  # bytes, seconds
 
@@ -59,7 +59,8 @@ def fit_curve(points: Sequence[Point], *, through_zero: bool = False) -> Curve:
         raise ArgumentError(f"a curve needs two sizes at least, not {len(points)}")
     lines: dict[tuple[int, int], tuple[float, float, float]] = {}
     for i in range(len(points)):
-        for j in range(i + _FEWEST, len(points) + 1):
+        least = _FEWEST - (i == len(points) - _FEWEST + 1)
+        for j in range(i + least, len(points) + 1):
             lines[i, j] = line(points[i:j], through_zero=through_zero)
     if not lines:
         constant, slope, _ = line(points, through_zero=through_zero)

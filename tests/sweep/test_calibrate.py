@@ -1,0 +1,35 @@
+"""`mpicoll calibrate` measures a machine that `mpicoll model` can read; other ranks sleep meanwhile."""
+
+from __future__ import annotations
+
+import csv
+import subprocess
+import sys
+from pathlib import Path
+
+from launch import mpirun
+from mpicoll.cost import Machine
+
+
+def test_calibration_is_a_machine_for_the_model(tmp_path: Path) -> None:
+    target = tmp_path / "calibration"
+    command = [sys.executable, "-m", "mpicoll", "calibrate", "--sizes", "8:32K:16", "-o", target]
+    done = mpirun(3, command, 100)
+    assert done.returncode == 0, done.stderr
+    machine = Machine.from_json((target / "machine.json").read_text())
+    assert 0 < machine.one_way(8) < 1
+    assert 0 < machine.exchange(8) < 1
+    with (target / "calibration.csv").open() as file:
+        patterns = {row["pattern"] for row in csv.DictReader(file)}
+    assert patterns == {"one_way", "exchange", "combine", "burst"}
+    model = [sys.executable, "-m", "mpicoll", "model", "bcast", "binomial", "--bytes", "1K"]
+    told = subprocess.run(
+        [*model, "--machine", target / "machine.json"], capture_output=True, text=True, timeout=60
+    )
+    assert told.returncode == 0, told.stderr
+
+
+def test_level_that_is_not_there_is_refused_on_all_ranks() -> None:
+    done = mpirun(2, [sys.executable, "-m", "mpicoll", "calibrate", "--level", "net"], 60)
+    assert done.returncode == 2
+    assert "no rank for --level net" in done.stderr
