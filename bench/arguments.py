@@ -11,7 +11,7 @@ from functools import wraps
 from typing import Any
 
 from mpicoll.collectives import collective as find_collective
-from mpicoll.errors import ArgumentError
+from mpicoll.errors import ArgumentError, MpicollError
 from mpicoll.registry import Algorithm, algorithms, get
 
 Handler = Callable[[argparse.Namespace], int]
@@ -41,13 +41,17 @@ def add_load(parser: argparse.ArgumentParser) -> None:
 def load(paths: Iterable[str]) -> None:
     """Run users' files for the algorithms that they register.
 
-    Raises `ArgumentError` for a file that cannot be read.
+    Raises `ArgumentError` for a file that cannot be read or run.
     """
     for path in paths:
         try:
             runpy.run_path(path)
+        except MpicollError:
+            raise
         except OSError as error:
             raise ArgumentError(f"cannot read {path}: {error.strerror}") from None
+        except Exception as error:
+            raise ArgumentError(f"{path}: {type(error).__name__}: {error}") from error
 
 
 def parse_ranks(text: str) -> list[int]:

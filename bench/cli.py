@@ -7,6 +7,7 @@ Exit status: 0 good, 1 the answer is no, 2 wrong usage, 128 + signal when stoppe
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -26,7 +27,7 @@ from mpicoll.bench import (
     tools,
 )
 from mpicoll.bench.machine import version
-from mpicoll.bench.world import Refused, abort_on_error, is_first, let_the_first_speak
+from mpicoll.bench.world import Refused, abort_on_error, in_words, is_first, let_the_first_speak
 from mpicoll.errors import MpicollError
 
 
@@ -86,6 +87,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `mpicoll list | head`
         sys.stderr.close()
         return 0
+    except (OSError, MemoryError) as error:  # a place where nothing can be written, a full disk
+        print(f"mpicoll: {in_words(error)}", file=sys.stderr, flush=True)
+        return 2
+    except KeyboardInterrupt as error:
+        print(f"mpicoll: {in_words(error)}", file=sys.stderr, flush=True)
+        return 128 + signal.SIGINT
 
 
 def _speaks() -> bool:

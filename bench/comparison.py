@@ -82,6 +82,9 @@ def compare(
     Raises `ArgumentError` if they have no case in common, `StoreError` if one cannot be read.
     """
     results = [frame.load([directory]) for directory in (old, new)]
+    known = {name for one in results for name in one.samples["contender"].unique()}
+    if unknown := sorted(set(contenders or ()) - known):
+        raise ArgumentError(f"no contender {', '.join(unknown)}; there are {', '.join(sorted(known))}")
     before, after = (_side(one.samples, of, contenders) for one in results)
     common = [key for key in before if key in after]
     if not common:

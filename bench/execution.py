@@ -27,7 +27,7 @@ from typing import Any
 
 from mpicoll.bench import machine
 from mpicoll.bench.campaign import Launch
-from mpicoll.errors import ArgumentError, MpicollError
+from mpicoll.errors import MpicollError
 
 SCHEMA = 1
 TAIL = 20  # lines of a launch's output that its record keeps
@@ -36,7 +36,7 @@ IMPATIENT = 2.0  # when a person has asked for that twice
 _LOOK = 0.05  # seconds between looks at a running launch
 
 #: States of a launch. Those after `running` are final; all but `complete` are tried again with --resume.
-STATES = ("planned", "running", "complete", "wrong", "failed", "timed out", "stopped")
+STATES = ("planned", "running", "complete", "failed", "timed out", "stopped")
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -51,14 +51,17 @@ def write_json(path: Path, value: Any) -> None:
     temporary.replace(path)
 
 
-def read_json(path: Path) -> Any:
-    """A file's content, or None if there is no such file. Raises `MpicollError` if it is broken."""
+def read_json(path: Path) -> dict[str, Any] | None:
+    """A record, or None if there is no such file. Raises `MpicollError` if it is broken."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
         raise MpicollError(f"cannot read {path}: {error}") from None
+    if not isinstance(found, dict):
+        raise MpicollError(f"{path} is no record of a campaign")
+    return found
 
 
 class Record:
@@ -75,7 +78,9 @@ class Record:
         """What is recorded of a launch."""
         found = read_json(self.folder(launch) / "launch.json")
         command = shlex.join(self.commands[launch])
-        return found or {**describe(launch), "command": command, "state": "planned", "attempts": []}
+        return {
+            **describe(launch), "command": command, "state": "planned", "attempts": [], **(found or {}),
+        }  # fmt: skip
 
     def write(self, launch: Launch, record: Mapping[str, Any]) -> None:
         """Record a launch, then the campaign."""
@@ -224,7 +229,7 @@ def judge(status: int | None, late: bool, timeout: float, received: int) -> tupl
     if status is None:
         return "failed", "the launcher could not be started"
     if status == 1:
-        return "failed", "exit status 1: wrong results, or a rank failed; see the end of its output"
+        return "failed", "exit status 1: wrong results, cases left, or a dead rank; see its output"
     if status - 128 in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         return "stopped", f"stopped by {signal.Signals(status - 128).name}"
     if status < 0:
@@ -235,7 +240,7 @@ def judge(status: int | None, late: bool, timeout: float, received: int) -> tupl
 def not_as_asked(folder: Path, launch: Launch) -> str | None:
     """Whether a finished launch had the ranks and the placement it was asked to have; if not, why not."""
     run = read_json(folder / "run.json")
-    if run is None:
+    if run is None or not run.get("launches"):
         return "it ended well but left no run.json"
     if run["launches"][-1]["status"] != "complete":  # srun was seen to say 0 of a step that never began
         return f"it ended well, but its record says: {run['launches'][-1]['status']}"
@@ -266,18 +271,6 @@ def count_states(records: Sequence[Mapping[str, Any]]) -> str:
     """How many launches are in which state, in words."""
     counts = Counter(record["state"] for record in records)
     return ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
-
-
-def require_same(old: Mapping[str, Any], new: Mapping[str, Any], directory: Path) -> None:
-    """Refuse to continue a campaign under other conditions. Raises `ArgumentError` naming the differences."""
-    differences = [
-        f"{name}: {old.get(name)!r} there, {new.get(name)!r} now"
-        for name in dict.fromkeys([*old, *new])
-        if old.get(name) != new.get(name)
-    ]
-    if differences:
-        listed = "\n  ".join(differences)
-        raise ArgumentError(f"{directory} began under other conditions; choose another -o:\n  {listed}")
 
 
 def _now() -> str:

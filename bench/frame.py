@@ -43,14 +43,15 @@ def find_runs(directories: Sequence[Path]) -> list[Path]:
 
     A campaign's directory is one that has many beneath it. Raises `StoreError` for a directory without any.
     """
-    found: dict[Path, None] = {}
+    found: dict[Path, Path] = {}
     for directory in directories:
         here = [directory] if (directory / "run.json").exists() else []
         runs = here or sorted(path.parent for path in directory.rglob("run.json"))
         if not runs:
             raise StoreError(f"{directory} holds no result (no run.json in it or beneath it)")
-        found |= dict.fromkeys(runs)
-    return list(found)
+        for path in runs:  # under two names it would count as two launches
+            found.setdefault(path.resolve(), path)
+    return list(found.values())
 
 
 def load(directories: Sequence[Path], *, across: bool = False) -> Results:
@@ -61,6 +62,9 @@ def load(directories: Sequence[Path], *, across: bool = False) -> Results:
     """
     results = Results(pd.DataFrame(), {}, {})
     results.runs = {str(directory): read_run(directory) for directory in find_runs(directories)}
+    for source, run in results.runs.items():
+        if not isinstance(run.get("identity"), dict) or not run.get("launches"):
+            raise StoreError(f"{source}/run.json does not say how anything was measured; leave it out")
     if not across:
         conditions.require_poolable(results.runs)
     frames = []
@@ -107,18 +111,32 @@ def _read_samples(directory: Path, notes: list[str]) -> pd.DataFrame:
             f"{path} ends with an unfinished case, which is left out; continue the sweep with --resume"
         )
     kinds = dtypes()
-    frame = pd.read_csv(
-        io.BytesIO(content[: whole.length]),
-        dtype={**{name: "string" for name in _text_columns(content)}, **kinds},
-        keep_default_na=False,
-        na_values={name: [""] for name in _text_columns(content) + list(kinds)},
-    )
+    try:
+        frame = pd.read_csv(
+            io.BytesIO(content[: whole.length]),
+            dtype={**{name: "string" for name in _text_columns(content)}, **kinds},
+            keep_default_na=False,
+            na_values={name: [""] for name in _text_columns(content) + list(kinds)},
+        )
+    except ValueError as error:
+        raise StoreError(f"{path} holds what is no sample: {error}") from None
     for name in [name for name in ADDED if name not in frame]:  # written before there were these columns
         frame[name] = pd.Series([ADDED[name]] * len(frame), dtype=kinds.get(name, "object"))
     for name in _FLAGS:
         frame[name] = frame[name].astype("boolean")
     for name in _text_columns(content):
         frame[name] = frame[name].astype(object).where(frame[name].notna(), None)
+    return frame
+
+
+def read_table(path: Path, columns: Sequence[str], **options: Any) -> pd.DataFrame:
+    """A CSV file that lies beside the samples. Raises `StoreError` for one that holds something else."""
+    try:
+        frame = pd.read_csv(path, **options)
+    except ValueError as error:
+        raise StoreError(f"cannot read {path}: {error}") from None
+    if missing := [name for name in columns if name not in frame]:
+        raise StoreError(f"{path} has other columns than this version of mpicoll writes: no {missing[0]}")
     return frame
 
 

@@ -91,7 +91,7 @@ def _cells(group: pd.DataFrame, summary: pd.DataFrame, who: str) -> dict[tuple[s
         if who == BASELINE:
             name = BASELINE
         else:
-            mine = summary["best_own"]
+            mine = summary["best_own"].copy()  # pandas 2 would change the summary in the next lines
             for column in (*_PLACE, "dtype", "collective", "op", "root", "total_bytes"):
                 value = cell[column].iloc[0]
                 mine &= summary[column].isna() if pd.isna(value) else summary[column].eq(value)

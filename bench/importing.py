@@ -47,6 +47,9 @@ def add_parser(verbs: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Read all files, then write; status 0."""
+    for name in ("ranks", "nodes"):
+        if (number := getattr(args, name)) is not None and number < 1:
+            raise ArgumentError(f"--{name} must be at least 1")
     texts = [(path, _read(args, path)) for path in args.files]
     output = args.output or Path("results") / time.strftime("import-%Y%m%d-%H%M%S")
     for number, (path, text) in enumerate(texts):
@@ -69,6 +72,10 @@ def _read(args: argparse.Namespace, path: Path) -> Text:
         _complete(text, args)
     except ArgumentError as error:
         raise ArgumentError(f"{path}: {error}") from None
+    except (KeyError, ValueError) as error:  # a line without a column, a word that is no number
+        raise ArgumentError(
+            f"{path}: a line of results is cut off, or is none of {args.program}'s ({error})"
+        ) from None
     return text
 
 
@@ -107,7 +114,7 @@ def _complete(text: Text, args: argparse.Namespace) -> None:
 
 def write(directory: Path, text: Text, path: Path, args: argparse.Namespace) -> int:
     """Write one text as a result directory; the number of its results."""
-    store = Store(directory)
+    store = Store(directory, resume=None)
     cases: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for table, line in all_lines(text):
         row = row_of(table, line)

@@ -25,6 +25,7 @@ from mpicoll.bench.launchers import check, command, settings_of
 from mpicoll.bench.progress import Progress
 from mpicoll.bench.sites import Site, read_site, shipped
 from mpicoll.bench.sizes import format_seconds
+from mpicoll.bench.store import require_same
 from mpicoll.errors import ArgumentError, MpicollError
 
 # A process with one of these is a rank. Slurm's own are in batch scripts and interactive shells, too: there,
@@ -198,7 +199,7 @@ def begin(
                 f"{directory} already holds a campaign; continue it with --resume, or choose another -o"
             )
         for part in ("campaign", "conditions"):
-            execution.require_same(old.get(part) or head[part], head[part], directory)
+            require_same(old.get(part) or head[part], head[part], directory)
     elif (directory / "run.json").exists():
         raise ArgumentError(f"{directory} holds a result of `mpicoll sweep`; choose another -o")
     record = execution.Record(directory, head, commands)

@@ -22,13 +22,14 @@ from typing import Any
 
 import numpy as np
 
+from mpicoll.bench.contenders import own_algorithms
 from mpicoll.bench.overlap_modes import COMMUNICATE, COMPUTE, EVERY, TRAINS, Mode, make_modes
 from mpicoll.bench.overlap_record import Record
 from mpicoll.bench.sizes import parse_bytes, parse_sizes
 from mpicoll.bench.spec import THREAD_LEVELS
 from mpicoll.bench.timing import clock, no_garbage_collection
 from mpicoll.bench.training import Network, Shape, draw_data, draw_parameters
-from mpicoll.bench.world import World, launcher_problem, start
+from mpicoll.bench.world import StopSignals, World, start
 from mpicoll.errors import ArgumentError
 
 _TRIAL_BATCH = 64
@@ -65,24 +66,39 @@ def run(args: argparse.Namespace) -> int:
     """Measure, record and say what it means; status 1 if ranks ended with different parameters."""
     sizes = sorted(parse_sizes(args.buckets))
     middle = parse_bytes(args.bucket) if args.bucket else sizes[len(sizes) // 2]
-    for name in ("layers", "width", "iterations"):
-        if getattr(args, name) < 1:
-            raise ArgumentError(f"--{name} must be at least 1")
+    _check(args, sizes[0], middle)
     world = start(args.thread_level)
     with world.together():
-        if problem := launcher_problem(world.size):
-            raise ArgumentError(problem)
         policy = _policy(args)
+        known = ("auto", *own_algorithms("allreduce"))
+        if args.algorithm not in known:
+            raise ArgumentError(f"unknown algorithm {args.algorithm!r}; known: {', '.join(known)}")
     options = {"algorithm": args.algorithm, "background": args.progress == "thread"}
     record = Record(world, args, policy)
-    batch = args.batch or _balanced_batch(world, args, middle, options)
-    shape = Shape(args.layers, args.width, batch)
-    bench = Bench(world, shape, sizes, middle, options, args.seed)
-    rows = bench.measure(args.warmup, args.iterations)
-    wrong = bench.check()
-    record.write(shape, bench, rows, wrong)
-    bench.free()
+    with record.ended(), StopSignals() as stop:
+        with world.together():  # what the algorithm cannot do is refused here, on all ranks
+            batch = args.batch or _balanced_batch(world, args, middle, options, stop)
+            shape = Shape(args.layers, args.width, batch)
+            bench = Bench(world, shape, sizes, middle, options, args.seed, stop)
+        rows = bench.measure(args.warmup, args.iterations)
+        wrong = bench.check()
+        record.write(shape, bench, rows, wrong)
+        bench.free()
     return int(wrong is not None)
+
+
+def _check(args: argparse.Namespace, *sizes: int) -> None:
+    """Raise `ArgumentError` for a number that cannot be."""
+    least = {"layers": 1, "width": 1, "batch": 1, "iterations": 1, "warmup": 0, "seed": 0}
+    for name, number in least.items():
+        if getattr(args, name) is not None and getattr(args, name) < number:
+            raise ArgumentError(f"--{name} must be at least {number}")
+    if args.warmup + args.iterations < 2:
+        raise ArgumentError("--iterations 1 needs --warmup 1: in a single step no loss falls")
+    if not 0 < args.compute_ratio < float("inf"):
+        raise ArgumentError(f"--compute-ratio {args.compute_ratio:g}: needs a number above 0")
+    if min(sizes) < 1:
+        raise ArgumentError("--buckets and --bucket need at least one byte")
 
 
 def _policy(args: argparse.Namespace) -> tuple[int, ...] | None:
@@ -99,7 +115,9 @@ def _policy(args: argparse.Namespace) -> tuple[int, ...] | None:
     return spins, shortest, longest, patience
 
 
-def _balanced_batch(world: World, args: argparse.Namespace, nbytes: int, options: dict[str, Any]) -> int:
+def _balanced_batch(
+    world: World, args: argparse.Namespace, nbytes: int, options: dict[str, Any], stop: StopSignals
+) -> int:
     """So many rows that computing takes `--compute-ratio` times as long as communicating.
 
     Found in two trials: small products of matrices take more than their share.
@@ -107,7 +125,7 @@ def _balanced_batch(world: World, args: argparse.Namespace, nbytes: int, options
     batch = _TRIAL_BATCH
     for _ in range(2):
         bench = Bench(
-            world, Shape(args.layers, args.width, batch), [nbytes], nbytes, options, args.seed,
+            world, Shape(args.layers, args.width, batch), [nbytes], nbytes, options, args.seed, stop,
             only=(COMPUTE, COMMUNICATE),
         )  # fmt: skip
         rows = [row for row in bench.measure(1, _TRIALS) if not row["warmup"]]
@@ -132,11 +150,12 @@ class Bench:
         middle: int,
         options: dict[str, Any],
         seed: int,
+        stop: StopSignals,
         only: tuple[str, ...] = EVERY,
     ) -> None:
         import mpicoll
 
-        self.world, self.shape, self.middle, self.seed = world, shape, middle, seed
+        self.world, self.shape, self.middle, self.seed, self.stop = world, shape, middle, seed, stop
         self.comm = mpicoll.Comm(world.control)
         parameters, data = draw_parameters(shape, seed), draw_data(shape, seed, world.rank)
         self.modes = make_modes(
@@ -158,10 +177,12 @@ class Bench:
         took: list[tuple[int, int, Mode, float, float, float]] = []
         with no_garbage_collection():
             for iteration in range(-warmup, iterations):
+                self.stop.check(self.world)
                 for order, number in enumerate(rng.sample(range(len(self.modes)), len(self.modes))):
                     took.append((iteration, order, self.modes[number], *self._timed(number, iteration)))
-                if iteration == -warmup:
-                    self.first_loss = self.world.control.allreduce(took[0][5]) / self.world.size
+        # All begin with the same parameters; communication alone computes no loss.
+        first = next(one[5] for one in took if one[2].name != COMMUNICATE)
+        self.first_loss = self.world.control.allreduce(first) / self.world.size
         self._note_readiness(iterations)
         return self._rows(took)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
 import io
 import os
 import shlex
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +21,9 @@ from mpicoll.bench.hazards import find_hazards
 from mpicoll.bench.info import describe
 from mpicoll.bench.overlap_modes import BLOCKING, COMMUNICATE, COMPUTE, OVERLAPPED, PER_TENSOR
 from mpicoll.bench.sizes import format_bytes, format_seconds
-from mpicoll.bench.store import Store, format_value
+from mpicoll.bench.store import Store, StoreError, explained, format_value
 from mpicoll.bench.training import HELD_BLAS, Shape
-from mpicoll.bench.world import World
+from mpicoll.bench.world import Refused, World
 
 COLUMNS = (
     "launch", "iteration", "order", "warmup", "mode", "bucket_bytes", "buckets", "gradient_bytes", "seconds",
@@ -49,7 +51,7 @@ class Record:
         world = self.world
         facts = describe(world, self.native, find_hazards(world, self.native))
         facts["blas"] = {name: os.environ.get(name) for name in HELD_BLAS}
-        store = Store(directory)
+        store = Store(directory, resume=None)
         machine, software = facts["machine"], facts["software"]
         store.run["identity"] = {
             **{key: machine[key] for key in ("cpu_model", "architecture", "logical_cpus", "physical_cores")},
@@ -71,6 +73,25 @@ class Record:
         store.write_run()
         return store
 
+    @contextlib.contextmanager
+    def ended(self) -> Iterator[None]:
+        """Within is what is measured: however it ends, the record says so."""
+        status = "failed"
+        try:
+            yield
+            status = "complete"
+        except Refused as error:
+            status = str(error)
+            raise
+        finally:
+            if self.store is not None:
+                self.store.run["launches"][-1].update(ended=_now(), status=status)
+                try:
+                    self.store.write_run()
+                except StoreError as error:
+                    print(f"mpicoll: {error}", file=sys.stderr)
+                self.store.close()
+
     def write(self, shape: Shape, bench: Any, rows: list[dict[str, Any]], wrong: str | None) -> None:
         """Complete the record and print what it says. Collective."""
         times = overlap_stats.as_times(rows)
@@ -78,16 +99,24 @@ class Record:
         best = overlap_stats.Resampled(times).recommended()
         shown = [(OVERLAPPED, best[0]), (BLOCKING, bench.middle), (PER_TENSOR, None)]
         if self.args.output is not None:
-            self._write_traces(bench, rows, times, shown)
+            with self.world.together(status=1), explained(self.args.output):
+                self._write_traces(bench, rows, times, shown)
         buckets = {(mode.name, mode.bucket_bytes): mode.buckets for mode in bench.modes}
         line = overlap_stats.fit_line(times, buckets)
         if self.world.first:
             print("\n".join(as_text(shape, self.world, times, found, best, line, buckets, bench.ready)))
             if wrong:
                 print(f"WRONG: {wrong}", file=sys.stderr, flush=True)
-        if self.store is None:
-            return
-        self.store.run["overlap"] = {
+        with self.world.together(status=1):
+            if self.store is not None:
+                self._complete(self.store, shape, bench, rows, wrong, buckets)
+
+    def _complete(
+        self, store: Store, shape: Shape, bench: Any, rows: list[dict[str, Any]], wrong: str | None,
+        buckets: Any,
+    ) -> None:  # fmt: skip
+        """Write what rank 0 alone has."""
+        store.run["overlap"] = {
             "ready": bench.ready,
             "buckets": [
                 {"mode": mode, "bucket_bytes": size, "filled": [list(bucket) for bucket in filled]}
@@ -96,10 +125,9 @@ class Record:
             "policy": self.policy,
             "first_loss": bench.first_loss,
         }
-        self._write_rows(shape, bench, rows, wrong)
-        self.store.run["launches"][-1].update(ended=_now(), status="complete")
-        self.store.write_run()
-        self.store.close()
+        store.write_run()
+        with explained(self.args.output):
+            self._write_rows(shape, bench, rows, wrong)
         print(f"\nin {self.args.output}; next: mpicoll report {self.args.output}", flush=True)
 
     def _write_rows(self, shape: Shape, bench: Any, rows: list[dict[str, Any]], wrong: str | None) -> None:

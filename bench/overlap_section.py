@@ -11,12 +11,13 @@ import numpy as np
 import pandas as pd
 
 from mpicoll.bench import conditions, overlap_figures, overlap_stats
+from mpicoll.bench.frame import read_table
 from mpicoll.bench.overlap_modes import BLOCKING, COMMUNICATE, COMPUTE, OVERLAPPED, PER_TENSOR
-from mpicoll.bench.overlap_record import FILE, recommendation
+from mpicoll.bench.overlap_record import COLUMNS, FILE, recommendation
 from mpicoll.bench.overlap_stats import Verdict
 from mpicoll.bench.sections import Loaded, Section, Table
 from mpicoll.bench.sizes import format_bytes
-from mpicoll.bench.store import read_run
+from mpicoll.bench.store import StoreError, read_run
 
 TOLERANCE = 1.10  # of the bound: what counts as overlapped well
 
@@ -34,16 +35,23 @@ def section(data: Loaded) -> Section | None:
     return Section("Gradients overlapped with the backward pass", words, parts=parts)
 
 
+def any_wrong(data: Loaded) -> bool:
+    """Whether ranks ended with different parameters in some run."""
+    return any(bool((read_table(path, COLUMNS)["status"] == "wrong").any()) for path in data.beside(FILE))
+
+
 class Run:
     """One run, read and evaluated."""
 
     def __init__(self, directory: Path) -> None:
-        frame = pd.read_csv(directory / FILE)
+        self.facts = read_run(directory)
+        frame = read_table(directory / FILE, COLUMNS)
+        if frame.empty or "overlap" not in self.facts:
+            raise StoreError(f"{directory} holds no finished run of `mpicoll overlap`; leave it out")
         frame["warmup"] = frame["warmup"].astype(bool)
         sizes = [None if pd.isna(size) else int(size) for size in frame["bucket_bytes"]]
         frame["bucket_bytes"] = pd.Series(sizes, dtype=object)
         self.frame, self.directory = frame, directory
-        self.facts = read_run(directory)
         self.first = frame.iloc[0]
         rows = [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
         self.times = overlap_stats.as_times(rows)
@@ -88,7 +96,10 @@ class Run:
     def traces(self) -> list[dict[str, Any]]:
         """The events of rank 0."""
         path = self.directory / "trace-rank0.json"
-        return json.loads(path.read_text(encoding="utf-8"))["traceEvents"] if path.exists() else []
+        try:
+            return json.loads(path.read_text(encoding="utf-8"))["traceEvents"] if path.exists() else []
+        except (ValueError, KeyError, TypeError):
+            raise StoreError(f"{path} is no trace; remove it, and the report has no timeline") from None
 
 
 def _part(directory: Path) -> Section:

@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     if args.output is None and len(args.directories) > 1 and not args.format:
         raise ArgumentError("several results need -o DIR for their common report")
     try:
-        from mpicoll.bench import frame, page, stats
+        from mpicoll.bench import frame, overlap_section, page, stats
     except ImportError as error:
         raise MpicollError(
             f"a report needs more packages ({error.name}): pip install 'mpicoll[report]'"
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     print(as_text(sections))
     written = [output / name for name in ("report.html", "summary.csv", *(["figures"] * args.figures))]
     print(f"\nwrote {', '.join(map(str, written))}")
-    return int((results.samples["status"] == "wrong").any())
+    return int((results.samples["status"] == "wrong").any() or overlap_section.any_wrong(data))
 
 
 def write_figures(section: Section, folder: Path) -> None:

@@ -7,19 +7,14 @@ A *case* is what is measured (collective, dtype, operation, root, size, state of
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from mpicoll.bench.settings import read_toml
 from mpicoll.bench.sizes import parse_bytes, parse_seconds, parse_sizes
 from mpicoll.errors import ArgumentError
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 THREAD_LEVELS = ("single", "funneled", "serialized", "multiple")
 SYNCS = ("dissemination", "window")
@@ -197,7 +192,7 @@ def make_spec(flags: Mapping[str, Any], path: str | Path | None = None) -> Spec:
 
     Raises `ArgumentError` for a file that cannot be read, an unknown key, or a bad value.
     """
-    values = {} if path is None else _read_toml(Path(path))
+    values = {} if path is None else read_toml(Path(path))
     values.update({key: value for key, value in flags.items() if value is not None})
     known = [f.name for f in fields(Spec)]
     unknown = sorted(values.keys() - set(known))
@@ -217,14 +212,3 @@ def make_spec(flags: Mapping[str, Any], path: str | Path | None = None) -> Spec:
     if spec.batch > 1 and "cold" in spec.cache:
         raise ArgumentError("batch: only the first call of a batch would find cold buffers; use --batch 1")
     return spec
-
-
-def _read_toml(path: Path) -> dict[str, Any]:
-    try:
-        with path.open("rb") as file:
-            table = tomllib.load(file)
-    except OSError as error:
-        raise ArgumentError(f"cannot read {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ArgumentError(f"{path} is not TOML: {error}") from None
-    return {key.replace("-", "_"): value for key, value in table.items()}

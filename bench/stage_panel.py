@@ -9,9 +9,10 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
+from mpicoll.bench.frame import read_table
 from mpicoll.bench.sections import Loaded, Section, Table
 from mpicoll.bench.sizes import format_bytes, format_seconds
-from mpicoll.bench.stages import NAME
+from mpicoll.bench.stages import COLUMNS, NAME
 from mpicoll.collectives import collective
 
 _CASE = ["collective", "dtype", "op", "ranks", "nodes"]
@@ -31,7 +32,8 @@ def section(data: Loaded) -> Section | None:
 
 
 def _parts(path: Path, data: Loaded) -> Iterator[Section]:
-    frame = pd.read_csv(path, dtype={"op": "string"}, keep_default_na=False, na_values=[""])
+    options = {"dtype": {"op": "string"}, "keep_default_na": False, "na_values": [""]}
+    frame = read_table(path, COLUMNS, **options)
     samples = data.samples
     places = samples[samples["source"] == str(path.parent)]["placement"].dropna().unique()
     where = f", {places[0]}" if len(places) == 1 and places[0] else ""

@@ -24,7 +24,7 @@ from typing import Any
 
 from mpicoll.bench.contenders import Runnable, build
 from mpicoll.bench.spec import Contender
-from mpicoll.bench.store import StoreError, format_value
+from mpicoll.bench.store import StoreError, explained, format_value
 from mpicoll.bench.timing import Call, no_garbage_collection
 from mpicoll.bench.workload import Workload
 from mpicoll.bench.world import World
@@ -108,7 +108,7 @@ class StageFile:
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerows([format_value(row.get(name)) for name in COLUMNS] for row in rows)
-        with self.path.open("ab") as file:
+        with explained(self.path.parent), self.path.open("ab") as file:
             file.write(text.getvalue().encode())
             file.flush()
             os.fsync(file.fileno())

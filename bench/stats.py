@@ -111,9 +111,10 @@ def _describe(times: pd.Series, group: pd.DataFrame) -> dict[str, Any]:
     if not launches:
         return facts
     medians = np.array([np.median(values) for values in launches])
-    # Over launches where there are enough (`_over_launches`); else of all calls together, which says less
-    # than it should about how launches differ.
-    low, high = median_interval(times.to_numpy())
+    # Over launches where there are enough (`_over_launches`); else the hull of those within launches. An
+    # interval of all calls together may not even hold the median over launches.
+    lows, highs = zip(*map(median_interval, launches), strict=True)
+    low, high = float(np.min(lows)), float(np.max(highs))  # NaN if one is
     p10, p90, p99 = np.percentile(times, [10, 90, 99])
     timed = group[group["warmup"].eq(False)]
     return facts | {

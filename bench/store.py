@@ -113,7 +113,10 @@ def whole_part(
     wrong = 0
     for number, line in enumerate(content[position:].splitlines(keepends=True), start=2):
         position += len(line)
-        fields = next(csv.reader([line.decode(errors="replace")]), [])
+        try:
+            fields = next(csv.reader([line.decode(errors="replace")]), [])
+        except csv.Error as error:
+            raise StoreError(f"{where} line {number} is no row of samples: {error}") from None
         if not line.endswith(b"\n") or len(fields) != len(names):
             if position < len(content):
                 raise StoreError(f"{where} line {number} has {len(fields)} fields instead of {len(names)}")
@@ -121,6 +124,8 @@ def whole_part(
         begun.append(dict(zip(names, fields, strict=True)))
         if _block(begun[-1]) != _block(begun[0]):
             raise StoreError(f"{where} line {number} begins a case before the one above it is whole")
+        if not begun[0]["case_rows"].isdecimal():
+            raise StoreError(f"{where} line {number} is no row of samples")
         if len(begun) == int(begun[0]["case_rows"]):
             length = position
             passes.append(_block(begun[0])[1:])
@@ -138,7 +143,8 @@ def _block(row: Row) -> tuple[str, str, str]:
 class Store:
     """A result directory, opened for writing by one process.
 
-    `resume` continues what is there, and begins where nothing is: a job script need not know which.
+    `resume` continues what is there, and begins where nothing is: a job script need not know which. None
+    is for a verb that cannot.
     `each` is called with the rows of every pass: of those found in the file, and of those written.
     """
 
@@ -146,14 +152,14 @@ class Store:
         self,
         directory: Path,
         *,
-        resume: bool = False,
+        resume: bool | None = False,
         each: Callable[[Sequence[Row]], Any] = lambda rows: None,
     ):
         self.directory, self._each = directory, each
         self.path = directory / "samples.csv"
         self.run: dict[str, Any] = {"schema": SCHEMA, "launches": [], "plans": {}}
         self.set_aside: Path | None = None
-        with _explained(directory):
+        with explained(directory):
             directory.mkdir(parents=True, exist_ok=True)
             begun = (directory / "run.json").exists()
             if resume and begun:
@@ -164,9 +170,8 @@ class Store:
                         "which this one reads but does not continue; choose another -o"
                     )
             elif begun or (self.path.exists() and not resume):
-                raise StoreError(
-                    f"{directory} already holds a result; continue it with --resume, or choose another -o"
-                )
+                advice = "" if resume is None else "continue it with --resume, or "
+                raise StoreError(f"{directory} already holds a result; {advice}choose another -o")
             self._file = self.path.open("ab+", buffering=0)
             try:
                 self._lock()
@@ -217,14 +222,14 @@ class Store:
 
         Raises `StoreError` if the disk refuses it; the file is then as before.
         """
-        with _explained(self.directory):
+        with explained(self.directory):
             self._append(encode(rows))
         self.wrong += sum(row["status"] == "wrong" for row in rows)
         self._each(rows)
 
     def write_run(self) -> None:
         """Replace `run.json` in one step: a reader sees the old or the new one, never half of it."""
-        with _explained(self.directory):
+        with explained(self.directory):
             temporary = self.directory / ".run.json.new"
             with temporary.open("w", encoding="utf-8") as file:
                 json.dump(self.run, file, indent=1, ensure_ascii=False)
@@ -239,7 +244,8 @@ class Store:
 
 
 @contextlib.contextmanager
-def _explained(directory: Path) -> Any:
+def explained(directory: Path) -> Any:
+    """Within: an `OSError` becomes a `StoreError` that says what could not be written, and what to do."""
     try:
         yield
     except OSError as error:
@@ -263,6 +269,8 @@ def read_run(directory: Path) -> dict[str, Any]:
         raise StoreError(f"{directory} holds no result (no run.json)") from None
     except (OSError, ValueError) as error:
         raise StoreError(f"cannot read {path}: {error}") from None
+    if not isinstance(run, dict):
+        raise StoreError(f"{path} is no record of a result")
     if run.get("schema") not in (1, SCHEMA):
         raise StoreError(
             f"{path} has schema {run.get('schema')}; this version of mpicoll reads 1 and {SCHEMA}"

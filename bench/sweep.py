@@ -106,7 +106,11 @@ def check_arguments(argv: Sequence[str]) -> None:
     """Raise `ArgumentError` if the arguments (without the verb) are none that a sweep would take."""
     parser = _Raising(prog="mpicoll")
     add_parser(parser.add_subparsers(parser_class=_Raising))
-    spec_of(parser.parse_args(["sweep", *argv]))
+    args = parser.parse_args(["sweep", *argv])
+    spec = spec_of(args)
+    if not args.load:  # such a file may import MPI, which a process that starts MPI jobs must not
+        expand(spec, spec.root + 1)
+        _check_contenders(spec, {name: contenders_for(spec, name) for name in spec.collective})
 
 
 def spec_of(args: argparse.Namespace) -> Spec:

@@ -100,7 +100,9 @@ def _unfinished(data: Loaded) -> Iterator[Reason]:
     for source, run in data.runs.items():
         last = run["launches"][-1]
         if last["status"] != "complete":
-            again = f"{last['command']}{'' if '--resume' in last['command'] else ' --resume'}"
+            again = str(last["command"])
+            if again.startswith("mpicoll sweep") and "--resume" not in again:
+                again += " --resume"
             yield Reason(f"{source} is not complete ({last['status']})", "cases are missing", again)
 
 

@@ -194,7 +194,13 @@ def start(thread_level: str, *, diagnose: bool = False) -> World:
     if "mpi4py.MPI" in sys.modules:
         raise MpicollError("MPI was imported before its thread level could be chosen")
     mpi4py.rc.thread_level = thread_level
-    from mpi4py import MPI
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        reason = str(error).strip().splitlines()[-1]
+        raise MpicollError(
+            f"no MPI library can be loaded ({reason}): load your cluster's, or pip install 'mpicoll[mpich]'"
+        ) from None
 
     from mpicoll.topology import Topology
 
@@ -266,10 +272,21 @@ def abort(error: BaseException) -> NoReturn:
     """Say what went wrong on this rank and end the whole job: other ranks may be waiting for it."""
     from mpi4py import MPI
 
-    lines = "".join(traceback.format_exception(error))
-    print(f"mpicoll: rank {MPI.COMM_WORLD.rank} failed:\n{lines}", file=sys.stderr, flush=True)
-    MPI.COMM_WORLD.Abort(1)
-    raise SystemExit(1)
+    print(f"mpicoll: rank {MPI.COMM_WORLD.rank}: {in_words(error)}", file=sys.stderr, flush=True)
+    status = 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+    MPI.COMM_WORLD.Abort(status)
+    raise SystemExit(status)
+
+
+def in_words(error: BaseException) -> str:
+    """One line for what the world or the user did; for what should not have happened, where it did."""
+    if isinstance(error, KeyboardInterrupt):
+        return "stopped by SIGINT"
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    if isinstance(error, (OSError, MemoryError, MpicollError)):
+        return str(error) or "out of memory"
+    return "failed:\n" + "".join(traceback.format_exception(error))
 
 
 @contextlib.contextmanager

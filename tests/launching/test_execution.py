@@ -233,3 +233,30 @@ def test_a_batch_script_is_no_rank(monkeypatch):
     monkeypatch.setenv("SLURM_STEP_ID", "4294967290")  # and these in the shell of salloc
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")
     refuse_inside_a_job()
+
+
+@pytest.mark.parametrize("name", ["campaign.json", "launches/0000/launch.json"])
+@pytest.mark.parametrize("content", ["[]", "{", "7"])
+def test_a_broken_record_is_refused_in_a_line(folder, capsys, name, content):
+    from mpicoll.bench import cli
+
+    (folder / "c.toml").write_text("ranks = 2\nrepeats = 1\n")
+    (folder / "r" / name).parent.mkdir(parents=True)
+    (folder / "r" / name).write_text(content)
+    argv = ["launch", folder / "c.toml", "-o", folder / "r", "--site", folder / "site.toml", "--resume"]
+    assert cli.main(list(map(str, argv))) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("mpicoll: ")
+    assert name in said
+    assert said.count("\n") == 1
+
+
+def test_a_place_where_nothing_can_be_written_is_named_in_a_line(folder, capsys):
+    from mpicoll.bench import cli
+
+    (folder / "c.toml").write_text("ranks = 2\nrepeats = 1\n")
+    argv = ["launch", folder / "c.toml", "-o", folder / "c.toml" / "r", "--site", folder / "site.toml"]
+    assert cli.main(list(map(str, argv))) == 2
+    said = capsys.readouterr().err
+    assert "Not a directory" in said
+    assert said.count("\n") == 1

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import shutil
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from launch import mpirun
+from launch import descendants, environment, find_mpirun, kill_tree, mpirun, scratch_directory
 
 OVERLAP = (
     "overlap --layers 3 --width 32 --batch 8 --buckets 1K:8K:8 --iterations 6 --warmup 1 --seed 3".split()
@@ -89,11 +94,72 @@ def test_a_rank_that_fails_in_the_backward_pass_ends_the_job(what: str) -> None:
     assert "rank 1 ended in the middle of a step" in done.stderr, done.stderr
 
 
-def test_wrong_arguments(tmp_path: Path) -> None:
-    for flags, message in (
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
         (["--policy", "1,2"], "four whole numbers"),
         (["--layers", "0"], "--layers must be at least 1"),
-    ):
-        done = mpirun(1, [sys.executable, "-m", "mpicoll", "overlap", *flags], 60)
-        assert done.returncode == 2
-        assert message in done.stderr
+        (["--batch", "0"], "--batch must be at least 1"),
+        (["--warmup", "-1"], "--warmup must be at least 0"),
+        (["--seed", "-1"], "--seed must be at least 0"),
+        (["--compute-ratio", "nan"], "needs a number above 0"),
+        (["--buckets", "0"], "need at least one byte"),
+        (["--iterations", "1", "--warmup", "0"], "in a single step no loss falls"),
+        (["--algorithm", "rnig"], "rnig"),
+    ],
+)
+def test_wrong_arguments(flags: list[str], message: str) -> None:
+    done = mpirun(2, [sys.executable, "-m", "mpicoll", "overlap", *flags], 60)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_communication_that_runs_first_has_no_loss_to_compare_with() -> None:
+    """With this seed it is the first mode of all; its loss is not a number."""
+    done = mpirun(2, [sys.executable, "-m", "mpicoll", *OVERLAP[:-1], "0"], 100)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_result_is_not_overwritten_and_a_wrong_one_is_reported(
+    measured: tuple[Path, str], tmp_path: Path
+) -> None:
+    done = mpirun(2, [sys.executable, "-m", "mpicoll", *OVERLAP, "-o", measured[0]], 100)
+    assert done.returncode == 2
+    assert "already holds a result; choose another -o" in done.stderr
+    shutil.copytree(measured[0], tmp_path / "r")
+    path = tmp_path / "r" / "overlap.csv"
+    path.write_text(path.read_text().replace(",ok,", ",wrong,"))
+    words = ["report", tmp_path / "r", "--no-figures"]
+    assert mpirun(1, [sys.executable, "-m", "mpicoll", *words], 100).returncode == 1
+    path.write_text(path.read_text()[:20])
+    done = mpirun(1, [sys.executable, "-m", "mpicoll", *words], 100)
+    assert done.returncode == 2
+    assert "other columns" in done.stderr
+
+
+def test_a_stopped_run_says_so(tmp_path: Path) -> None:
+    launcher = find_mpirun()
+    words = [*OVERLAP, "--iterations", "100000", "-o", str(tmp_path / "r")]
+    with scratch_directory() as scratch, subprocess.Popen(
+        [launcher, "-n", "2", sys.executable, "-m", "mpicoll", *words], env=environment(launcher, scratch),
+        stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    ) as process:  # fmt: skip
+        try:
+            deadline = time.monotonic() + 60
+            while not (tmp_path / "r" / "run.json").exists():
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            time.sleep(1)
+            running = descendants(process.pid)
+            ranks = [pid for pid in running if Path(f"/proc/{pid}/exe").samefile(sys.executable)]
+            os.kill(ranks[-1], signal.SIGINT)
+            said = process.communicate(timeout=60)[1]
+        finally:
+            if process.poll() is None:
+                kill_tree(process)
+    assert process.returncode == 128 + signal.SIGINT, said
+    assert "mpicoll: stopped by SIGINT" in said
+    assert "Traceback" not in said
+    run = json.loads((tmp_path / "r" / "run.json").read_text())
+    assert run["launches"][0]["status"] == "stopped by SIGINT"

@@ -94,3 +94,9 @@ def test_wrong_usage_is_status_2(capsys, results, tmp_path):
     assert cli.main(["compare", str(results / "old"), str(tmp_path / "nothing")]) == 2
     with pytest.raises(ArgumentError, match="write 5%"):
         parse_percentage("-1%")
+
+
+def test_a_misspelt_contender_is_named(capsys, results):
+    words = [str(results / "old"), str(results / "same"), "--contender", "rnig"]
+    assert cli.main(["compare", *words]) == 2
+    assert "no contender rnig; there are builtin, ring" in capsys.readouterr().err

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -349,3 +350,54 @@ def test_measuring_and_listing_import_nothing_heavy():
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
     assert result.stdout.strip() == "[]"
+
+
+def refused(capsys, *words):
+    """What is said of a command that cannot be carried out: one line."""
+    assert cli.main(list(map(str, words))) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("mpicoll: ")
+    assert said.count("\n") == 1, said
+    return said
+
+
+@pytest.mark.parametrize("content", ["", "[]", "null", "{", '{"schema": 2}', '{"schema": 2, "identity": {}}'])
+def test_a_broken_record_is_refused_in_a_line(tmp_path, capsys, content):
+    write_result(tmp_path / "r", {"builtin": {4: 1e-6}})
+    (tmp_path / "r" / "run.json").write_text(content)
+    assert "run.json" in refused(capsys, "report", tmp_path / "r")
+    assert "run.json" in refused(capsys, "compare", tmp_path / "r", tmp_path / "r")
+
+
+@pytest.mark.parametrize("column", ["case_rows", "seconds", "count"])
+def test_broken_samples_are_refused_in_a_line(tmp_path, capsys, column):
+    path = write_result(tmp_path / "r", {"builtin": {4: 1e-6}}) / "samples.csv"
+    header, first, *rest = path.read_text().splitlines(keepends=True)
+    fields = first.split(",")
+    fields[header.split(",").index(column)] = "x"
+    path.write_text("".join([header, ",".join(fields), *rest]))
+    assert "samples.csv" in refused(capsys, "report", tmp_path / "r")
+
+
+def test_a_report_that_cannot_be_written_says_so_in_a_line(tmp_path, capsys):
+    write_result(tmp_path / "r", {"builtin": {4: 1e-6}})
+    file = tmp_path / "file"
+    file.touch()
+    assert f"{file}: File exists" in refused(capsys, "report", tmp_path / "r", "-o", file)
+
+
+def test_a_result_under_two_names_is_one_result(tmp_path, monkeypatch):
+    write_result(tmp_path / "r", {"builtin": {4: 1e-6}})
+    (tmp_path / "link").symlink_to(tmp_path / "r")
+    monkeypatch.chdir(tmp_path)
+    found = load([Path("r"), tmp_path / "r", tmp_path / "link"])
+    assert list(found.runs) == ["r"]
+
+
+def test_the_interval_of_few_launches_holds_their_median(tmp_path):
+    """Many calls of the one launch and few of the other: of all together, no interval reaches the middle."""
+    for name, seconds, number in (("a", 1e-6, 200), ("b", 3e-6, 20)):
+        write_result(tmp_path / name, {"builtin": {4: seconds}}, iterations=number)
+    (found,) = summarise(load([tmp_path]).samples).to_dict("records")
+    assert found["launches"] == 2
+    assert found["median_low"] < 1e-6 < found["median"] < 3e-6 < found["median_high"]

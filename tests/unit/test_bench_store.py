@@ -121,6 +121,14 @@ def test_a_result_is_not_overwritten(tmp_path, opened):
         opened(tmp_path)
 
 
+def test_a_verb_that_cannot_resume_advises_no_resume(tmp_path, opened):
+    store = opened(tmp_path)
+    store.write_run()
+    store.close()
+    with pytest.raises(StoreError, match="already holds a result; choose another -o"):
+        opened(tmp_path, resume=None)
+
+
 def test_resume_begins_where_there_is_nothing(tmp_path, opened):
     store = opened(tmp_path / "none", resume=True)
     assert store.path.read_text() == ",".join(COLUMNS) + "\n"

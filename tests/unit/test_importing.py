@@ -178,3 +178,29 @@ def test_report_of_an_import(tmp_path, capsys):
     page = (tmp_path / "r" / "report.html").read_text()
     assert "from OSU micro-benchmarks 7.3, file osu_allreduce.txt: largest over ranks" in page
     assert not re.findall(r"<d[dt]>[^<]*\bNone\b", page)
+
+
+@pytest.mark.parametrize(
+    ("program", "text"),
+    [
+        ("osu", OSU[: OSU.index("1024") + 4]),  # the program was killed, or the disk was full
+        ("osu", OSU.replace("424.50", "many")),
+        ("imb", IMB[: IMB.rindex("\n", 0, len(IMB) // 2)].rsplit(None, 2)[0]),
+    ],
+    ids=["no times", "a word", "half a line"],
+)
+def test_a_broken_text_is_refused_in_a_line(tmp_path, capsys, program, text):
+    (tmp_path / "text").write_text(text)
+    words = ["import", program, str(tmp_path / "text"), "-o", str(tmp_path / "r"), "--ranks", "4"]
+    assert cli.main(words[: None if program == "osu" else -2]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("mpicoll: ")
+    assert "a line of results is cut off" in said
+    assert not (tmp_path / "r").exists()
+
+
+def test_no_ranks_are_no_number_of_ranks(tmp_path, capsys):
+    for flag in ("--ranks", "--nodes"):
+        words = ["import", "osu", str(SAMPLES / "osu_allreduce.txt"), "-o", str(tmp_path / "r"), flag, "0"]
+        assert cli.main(words) == 2
+        assert f"{flag} must be at least 1" in capsys.readouterr().err

@@ -141,6 +141,19 @@ def test_what_a_sweep_would_refuse_is_refused_before_any_launch(campaign, tmp_pa
         check_sweeps(made, tmp_path / "c.toml")
 
 
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ('algorithms = "rnig"', "unknown algorithm 'rnig'"),
+        ('dtype = "float33"', "unknown dtype 'float33'"),
+        ('collective = "allredcue"', "allredcue"),
+    ],
+)
+def test_what_no_launch_could_measure_is_refused_first(campaign, tmp_path, setting, message):
+    with pytest.raises(ArgumentError, match=message):
+        check_sweeps(campaign(f"ranks = 2\n[sweep]\n{setting}\n"), tmp_path / "c.toml")
+
+
 # -- command lines -----------------------------------------------------------------------------------------
 
 MPICH = Site(flavour="mpich", hosts=("a", "b", "c"), cores=8)

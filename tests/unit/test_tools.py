@@ -175,3 +175,19 @@ def test_parsers_refuse_what_they_cannot_read():
     with pytest.raises(ArgumentError):
         tools.parse_nodes("2,2", 5)
     assert tools.parse_params(["a=(0, 1)", "b=ring"]) == {"a": (0, 1), "b": "ring"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("1 / 0", "ZeroDivisionError"), ("def", "SyntaxError"), ("import no_such", "no_such")],
+)
+def test_a_file_that_fails_is_named_in_a_line(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, message: str
+) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(text)
+    assert run("show", "allreduce", "ring", "--load", str(path)) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"mpicoll: {path}: ")
+    assert message in said
+    assert said.count("\n") == 1
