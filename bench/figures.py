@@ -209,7 +209,8 @@ def distribution(samples: pd.DataFrame, panel: pd.DataFrame, title: str) -> Any:
 
 def quantiles(samples: pd.DataFrame) -> pd.DataFrame:
     """Of each contender and size, the times below which given shares of the good timed calls lie."""
-    good = samples[samples["status"].eq("ok") & samples["warmup"].eq(False) & samples["msg_bytes"].gt(0)]
+    left_out = samples["warmup"].fillna(True).astype(bool) | samples["late"].fillna(False).astype(bool)
+    good = samples[samples["status"].eq("ok") & ~left_out & samples["msg_bytes"].gt(0)]
     shares = np.array([0, 0.01, *(k / 20 for k in range(1, 20)), 0.99, 1])
     grouped = good.groupby(["contender", "size", "msg_bytes"], sort=False)["seconds"]
     data = grouped.quantile(shares).rename_axis([*grouped.keys, "share"]).reset_index()

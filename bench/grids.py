@@ -55,9 +55,10 @@ def samples_grid(samples: pd.DataFrame) -> tuple[Grid, str]:
 
 
 def flag_outliers(samples: pd.DataFrame) -> pd.Series:
-    """Which timed samples are beyond Tukey's fences of their launch; missing where untimed."""
+    """Which timed samples are beyond Tukey's fences of their launch; missing where untimed or late."""
     flags = pd.Series(pd.NA, index=samples.index, dtype="boolean")
-    timed = samples[samples["warmup"].eq(False) & samples["seconds"].notna()]
+    late = samples["late"].fillna(False).astype(bool)
+    timed = samples[samples["warmup"].eq(False) & ~late & samples["seconds"].notna()]
     for _, group in timed.groupby(["source", "launch", "case", "contender"], dropna=False, sort=False):
         flags[group.index] = outliers(group["seconds"].to_numpy(float))
     return flags

@@ -116,7 +116,7 @@ def _describe(times: pd.Series, group: pd.DataFrame) -> dict[str, Any]:
     lows, highs = zip(*map(median_interval, launches), strict=True)
     low, high = float(np.min(lows)), float(np.max(highs))  # NaN if one is
     p10, p90, p99 = np.percentile(times, [10, 90, 99])
-    timed = group[group["warmup"].eq(False)]
+    timed = group[group["warmup"].eq(False) & ~group["late"].fillna(False).astype(bool)]
     return facts | {
         "medians": medians, "median": float(np.median(medians)), "median_low": low, "median_high": high,
         "min": float(times.min()), "p10": p10, "p90": p90, "p99": p99, "max": float(times.max()),

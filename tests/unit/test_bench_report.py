@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from mpicoll.bench import cli, grids
-from mpicoll.bench.figures import FIGURES
+from mpicoll.bench.figures import FIGURES, quantiles
 from mpicoll.bench.frame import load
 from mpicoll.bench.sections import SECTIONS, Section, find
 from mpicoll.bench.stats import compare, panels, summarise, winners
@@ -401,3 +401,14 @@ def test_the_interval_of_few_launches_holds_their_median(tmp_path):
     (found,) = summarise(load([tmp_path]).samples).to_dict("records")
     assert found["launches"] == 2
     assert found["median_low"] < 1e-6 < found["median"] < 3e-6 < found["median_high"]
+
+
+def test_a_late_sample_is_in_no_statistic(tmp_path):
+    size = {"count": 1, "msg_bytes": 4, "total_bytes": 4}
+    late = row(requested="builtin", iteration=900, late=True, seconds=1.0, **size)
+    samples = load([write_result(tmp_path / "r", {"builtin": {4: 1e-6}}, extra=[late])]).samples
+    (found,) = summarise(samples).to_dict("records")
+    assert found["samples"] == 40
+    assert found["max"] < 1e-3
+    assert quantiles(samples)["seconds"].max() < 1e-3
+    assert grids.flag_outliers(samples)[samples["late"].fillna(False)].isna().all()
