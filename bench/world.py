@@ -272,7 +272,7 @@ def abort(error: BaseException) -> NoReturn:
     """Say what went wrong on this rank and end the whole job: other ranks may be waiting for it."""
     from mpi4py import MPI
 
-    print(f"mpicoll: rank {MPI.COMM_WORLD.rank}: {in_words(error)}", file=sys.stderr, flush=True)
+    print(f"mpicoll: rank {MPI.COMM_WORLD.rank} failed: {in_words(error)}", file=sys.stderr, flush=True)
     status = 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
     MPI.COMM_WORLD.Abort(status)
     raise SystemExit(status)
@@ -286,7 +286,7 @@ def in_words(error: BaseException) -> str:
         return f"{error.filename}: {error.strerror}"
     if isinstance(error, (OSError, MemoryError, MpicollError)):
         return str(error) or "out of memory"
-    return "failed:\n" + "".join(traceback.format_exception(error))
+    return "\n" + "".join(traceback.format_exception(error))
 
 
 @contextlib.contextmanager
