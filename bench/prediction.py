@@ -121,9 +121,9 @@ def predict(summary: pd.DataFrame) -> pd.DataFrame:
     Held out is every second size, and the largest number of ranks where there are several. What is not held
     out was fitted.
     """
-    good = summary[
-        (summary["status"] == "ok") & summary["median"].notna() & ~summary["oversubscribed"].astype(bool)
-    ]
+    # Imported results do not say whether ranks shared cores: only what is known not to be is predicted.
+    own_cores = summary["oversubscribed"].eq(False).fillna(False).astype(bool)
+    good = summary[(summary["status"] == "ok") & summary["median"].notna() & own_cores]
     told = []
     for _, group in good.groupby(GROUP, dropna=False, sort=False):
         kept = [
@@ -184,8 +184,8 @@ def section(data: Loaded) -> Section | None:
     """The section of a report: how well the model predicts sizes that it has not seen, per algorithm."""
     try:
         rows = predict(data.summary)
-    except MpicollError:  # an algorithm of a file that is not loaded here
-        return None
+    except MpicollError as error:  # an algorithm of a file that is not loaded here
+        return Section("Model and measurement", [f"No prediction: {error}."])
     if rows.empty or not rows["held_out"].any():
         return None
     per_kind, (right, cases) = errors(rows), winners(rows)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import xml.etree.ElementTree as ET
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -102,7 +103,16 @@ def test_held_out_rows_are_predicted() -> None:
 
 
 def test_oversubscribed_rows_are_not_predicted() -> None:
-    assert prediction.predict(_summary(uniform(2e-6, 1e-10)).assign(oversubscribed=True)).empty
+    summary = _summary(uniform(2e-6, 1e-10))
+    assert prediction.predict(summary.assign(oversubscribed=True)).empty
+    unknown = pd.Series([pd.NA] * len(summary), dtype="boolean")  # as in imported results
+    assert prediction.predict(summary.assign(oversubscribed=unknown)).empty
+
+
+def test_an_algorithm_that_is_not_loaded_is_named_in_the_report() -> None:
+    summary = _summary(uniform(2e-6, 1e-10)).assign(algorithm="from_a_file")
+    made = prediction.section(SimpleNamespace(summary=summary))
+    assert "from_a_file" in " ".join(made.words)
 
 
 @pytest.mark.parametrize("algorithm", [a for a in algorithms() if not a.hierarchical], ids=str)
