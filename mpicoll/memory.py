@@ -149,7 +149,8 @@ def _request(environment: Environment, memory: Memory, message: Message, tag: in
 class Bound:
     """A program's memory and requests. Lives as long as any callable that runs the program.
 
-    The requests are freed with it and at exit, since MPI libraries complain about leaked ones.
+    The requests are freed with it and at exit, since MPI libraries complain about leaked ones. It keeps
+    `owners` alive until then, and for ever if a failed run has left messages under way.
     """
 
     def __init__(
@@ -158,16 +159,22 @@ class Bound:
         environment: Environment,
         buffers: tuple[Buffer | None, Buffer | None],
         tag: int,
+        owners: object,
     ) -> None:
         self.memory = DeviceMemory(program, buffers) if program.device else Memory(program, buffers)
         self.requests = [_request(environment, self.memory, m, tag) for m in program.messages]
-        self.free = weakref.finalize(self, _free_requests, self.requests, self.memory)
+        self.free = weakref.finalize(self, _free_requests, self.requests, self.memory, owners)
 
 
 _stuck: list[Any] = []
 
 
-def _free_requests(requests: list[MPI.Prequest], memory: Memory) -> None:
+def leave_to_mpi(*owners: object) -> None:
+    """Keep a failed call's buffers for ever: its messages are still under way, and nobody calls them back."""
+    _stuck.append(owners)
+
+
+def _free_requests(requests: list[MPI.Prequest], memory: Memory, owners: object) -> None:
     """Free the requests of a plan; those that a failed run left active keep their memory for ever."""
     memory.settle()
     if MPI.Is_finalized():
@@ -176,5 +183,5 @@ def _free_requests(requests: list[MPI.Prequest], memory: Memory) -> None:
         if request.Get_status():
             request.Free()
         else:
-            _stuck.append((request, memory))
+            leave_to_mpi(request, memory, owners)
     requests.clear()

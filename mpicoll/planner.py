@@ -18,6 +18,7 @@ from .agree import Agreement
 from .cache import Cache
 from .calls import Call
 from .errors import ArgumentError, Unsupported
+from .memory import leave_to_mpi
 from .native import native_status
 from .ops import name_of
 from .plan import compile_program
@@ -56,6 +57,15 @@ def _timeout() -> float | None:
         return float(text) if text else None
     except ValueError:
         raise ArgumentError(f"MPICOLL_TIMEOUT is a number of seconds, not {text!r}") from None
+
+
+def _run(plan: Plan, call: Call) -> None:
+    """Run a plan that does not keep the caller's buffers."""
+    try:
+        plan.run()
+    except BaseException:
+        leave_to_mpi(call.send, call.recv)
+        raise
 
 
 class Planner:
@@ -119,8 +129,12 @@ class Planner:
         known = self.cache.recall(make, send, recv, others, options)
         if known is None:
             self._run_plan(make, send, recv, others, options, remember=True)
-        else:
+            return
+        try:
             known.run()
+        except BaseException:
+            leave_to_mpi(send, recv)
+            raise
 
     def run_anew(
         self, make: Maker, send: Any, recv: Any, others: tuple[Any, ...], options: Mapping[str, Any]
@@ -142,7 +156,7 @@ class Planner:
         call, chosen, signature = self._prepare(make, (send, recv, *others), options)
         if not call.reusable:
             plan = self._build(call, chosen, tag=0)
-            plan.run()
+            _run(plan, call)
             plan.Free()
             return
         where = self._key(call, chosen, signature)
@@ -152,7 +166,7 @@ class Planner:
             self.cache.keep(where, cached)
         if remember:
             self.cache.remember(make, (send, recv), others, options, cached)
-        cached.run()
+        _run(cached, call)
 
     def persistent(self, make: Maker, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> Plan:
         """The plan of a persistent call. All ranks make these in the same order: so tags agree."""

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from .memory import leave_to_mpi
 from .runner import Plan
 
 try:
@@ -43,7 +44,7 @@ def background_held() -> Iterator[None]:
 class Request:
     """A nonblocking collective under way. `Wait` for it, or `Test` until True.
 
-    It keeps the user's buffers alive until it is over.
+    It keeps the user's buffers alive until it is over, and for ever if it failed.
     """
 
     def __init__(self, plan: Plan, previous: Request | None, owners: object) -> None:
@@ -85,6 +86,8 @@ class Request:
     def _finish(self) -> None:
         self.over = True
         self.plan.users -= 1
+        if self._error is not None:
+            leave_to_mpi(self._owners)
         self._previous = self._owners = None
         _open.remove(self)
 

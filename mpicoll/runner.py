@@ -102,11 +102,11 @@ class Plan:
         self._failed_served: Exception | None = None
         self.users = 0  # unfinished requests that refer to it
         self._watch = Watch(program, environment, f"{self.collective}/{self.algorithm}")
-        bound = self._bound = Bound(program, environment, buffers, tag)
+        self.owners = buffers if keep else None
+        bound = self._bound = Bound(program, environment, buffers, tag, self.owners)
         bind = bind_native if engine == "native" else DeviceEngine if program.device else PythonEngine
         self._engine: Any = bind(self._watch, bound, operation)
         self.run: Callable[[], None] = self._engine
-        self.owners = buffers if keep else None
         self.scratch_bytes: int = bound.memory.scratch_bytes
 
     def __call__(self) -> None:
@@ -116,7 +116,7 @@ class Plan:
         self.run()
 
     def Start(self) -> None:
-        """Begin; the first messages are on their way when this returns."""
+        """Begin: the first messages are on their way when this returns, or soon after in the background."""
         if self.active:
             raise MpicollError(f"{self.describe()} was started before it was over")
         self.start_after(None)

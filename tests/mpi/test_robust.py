@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import time
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -59,6 +60,39 @@ def test_a_failed_plan_never_runs_again_and_the_others_hear(
             comm.Allreduce(x, y, algorithm="ring")
         with pytest.raises(mpicoll.RevokedError):
             comm.Allreduce(x, y, algorithm="ring")
+        WORLD.Barrier()
+
+
+@several
+@both_engines
+@pytest.mark.parametrize("kind", ["blocking", "persistent", "nonblocking"])
+def test_memory_of_a_failed_call_stays_while_mpi_may_write_there(
+    engine: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MPICOLL_TIMEOUT", "0.3")
+    comm = mpicoll.Comm(WORLD, engine=engine)
+    x, y = np.ones(50), np.zeros(50)
+    plan = comm.Allreduce_init(x, y, algorithm="ring") if kind == "persistent" else None
+
+    def run() -> None:
+        if plan is not None:
+            plan()
+        elif kind == "blocking":
+            comm.Allreduce(x, y, algorithm="ring")
+        else:
+            comm.Iallreduce(x, y, algorithm="ring").Wait()
+
+    run()
+    if RANK == SIZE - 1:
+        WORLD.Barrier()  # comes when the others have given up
+    with contextlib.suppress(mpicoll.MpicollError):
+        run()
+    if RANK < SIZE - 1:
+        alive = weakref.ref(y)
+        del x, y, plan, run
+        comm.free_plans()
+        gc.collect()
+        assert alive() is not None
         WORLD.Barrier()
 
 
