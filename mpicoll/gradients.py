@@ -29,7 +29,8 @@ def mismatch(everyone: Sequence[tuple[Any, ...]]) -> str:
 
     `everyone` has each rank's parameters, and its options.
     """
-    rank, other = next((r, one) for r, one in enumerate(everyone) if one != everyone[0])
+    # Compared as `Agreement` does it, by what is written: True is another option than 1.
+    rank, other = next((r, one) for r, one in enumerate(everyone) if repr(one) != repr(everyone[0]))
     if other[0] != everyone[0][0]:
         return f"gradients differ between ranks: {first_difference(everyone[0][0], other[0], rank)}"
     return f"options differ between ranks: {everyone[0][1:]} on rank 0, {other[1:]} on rank {rank}"

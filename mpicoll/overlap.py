@@ -151,7 +151,11 @@ class GradientReducer:
     def _bind(self, layout: Layout) -> None:
         """Make flat arrays, views and plans of a layout. Collective."""
         xp = self._array_module
-        flats = {wire: xp.zeros(length, np.dtype(wire)) for wire, length in layout.lengths.items()}
+
+        def allocate() -> dict[str, Any]:
+            return {wire: xp.zeros(length, np.dtype(wire)) for wire, length in layout.lengths.items()}
+
+        flats = self._comm._planner.settle(allocate, "memory for gradients")
         slots = []
         for parameter, offset in zip(self._parameters, layout.offsets, strict=True):
             flat = flats[parameter.wire][offset : offset + parameter.size]
@@ -369,11 +373,12 @@ class GradientReducer:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        """Free the reducer, or give it up."""
-        if error is None:
-            self.free()
-        else:
+        """Free the reducer, or give it up; also where `wait` was forgotten, which raises `MpicollError`."""
+        if error is not None:
             self._abandon(error)
+            return
+        with self._telling():
+            self.free()
 
     def free(self) -> None:
         """Free plans and communicator. Collective; not in the middle of a step."""

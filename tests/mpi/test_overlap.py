@@ -265,6 +265,36 @@ def test_exception_in_the_backward_pass_is_heard_of_by_the_others() -> None:
     WORLD.Barrier()
 
 
+def test_forgotten_wait_is_heard_of_by_the_others() -> None:
+    def step() -> None:
+        with make("thread" if THREAD else "test") as reducer:
+            for name in SHAPES:
+                reducer.ready(name)
+            if RANK > 0:
+                reducer.wait()  # at the latest when buckets are rebuilt, which all ranks do together
+
+    kind = mpicoll.MpicollError if RANK == 0 else mpicoll.RevokedError
+    with pytest.raises(kind, match="in the middle of a step"):
+        step()
+    WORLD.Barrier()
+
+
+def test_rank_without_memory_is_heard_of_by_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    zeros = np.zeros
+
+    def none_left(shape, *args, **options):
+        if shape == 12_345:
+            raise MemoryError("none left")
+        return zeros(shape, *args, **options)
+
+    if RANK == SIZE - 1:
+        monkeypatch.setattr(np, "zeros", none_left)
+    kind = MemoryError if RANK == SIZE - 1 else mpicoll.ArgumentError
+    with pytest.raises(kind, match="none left"):
+        mpicoll.GradientReducer(WORLD, {"a": np.empty(12_345, "f")})
+    WORLD.Barrier()
+
+
 def test_ranks_that_register_different_gradients_are_told_which() -> None:
     if SIZE == 1:
         pytest.skip("one rank agrees with itself")
@@ -274,6 +304,8 @@ def test_ranks_that_register_different_gradients_are_told_which() -> None:
         mpicoll.GradientReducer(WORLD, {"a": np.zeros(2, "f"), "b": np.zeros(shape, "f")})
     with pytest.raises(mpicoll.MismatchError, match="options differ"):
         mpicoll.GradientReducer(WORLD, {"a": np.zeros(2, "f")}, bucket_bytes=1000 + RANK // (SIZE - 1))
+    with pytest.raises(mpicoll.MismatchError, match=f"options differ .*True.* on rank {SIZE - 1}"):
+        mpicoll.GradientReducer(WORLD, {"a": np.zeros(2, "f")}, average=True if RANK == SIZE - 1 else 1)
 
 
 @pytest.mark.parametrize(
