@@ -22,9 +22,11 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t work_came = PTHREAD_COND_INITIALIZER, step_over = PTHREAD_COND_INITIALIZER;
 static pthread_t thread;
 static int thread_runs, thread_must_stop;
-static int driving;     /* some thread is inside MPI */
-static int foreground;  /* threads that drive, or keep MPI to themselves: the background thread rests */
-static Program *active; /* singly linked by `sibling` */
+static int driving;      /* some thread is inside MPI: */
+static pthread_t driver; /* this one */
+static int foreground;   /* threads that drive, or keep MPI to themselves: the background thread rests */
+static int in_line;      /* threads that wait for the driver to come out */
+static Program *active;  /* singly linked by `sibling` */
 /* The policy, see background_policy(). */
 static long spins = 20;
 static long shortest_sleep_ns = 20000, longest_sleep_ns = 1000000;
@@ -39,6 +41,16 @@ static void unlink_active(Program *p) {
             p->sibling = NULL;
             return;
         }
+}
+
+static void start_driving(void) {
+    driving = 1;
+    driver = pthread_self();
+}
+
+static void stop_driving(void) {
+    driving = 0;
+    pthread_cond_broadcast(&step_over);
 }
 
 static void finish(Program *p, outcome result, int rc) {
@@ -57,7 +69,7 @@ static void finish(Program *p, outcome result, int rc) {
 static int look_around(void) {
     int moved = 0;
     Program *next;
-    driving = 1;
+    start_driving();
     for (Program *p = active; p != NULL; p = next) {
         if (p->after != NULL && atomic_load(&p->after->state) == QUEUED) {
             next = p->sibling;
@@ -79,8 +91,7 @@ static int look_around(void) {
             moved = 1;
         }
     }
-    driving = 0;
-    pthread_cond_broadcast(&step_over);
+    stop_driving();
     return moved;
 }
 
@@ -120,11 +131,17 @@ static void *background(void *unused) {
     return NULL;
 }
 
-/* Take the driver's seat, with `lock` held: the background thread rests from now on. */
+/* Take the driver's seat, with `lock` held: the background thread rests from now on. A thread that has it may
+ * come by again, in Python code that runs while it waits (the garbage collector's, say). */
 static void come_forward(void) {
     foreground++;
+    if (!driving || pthread_equal(driver, pthread_self()))
+        return;
+    in_line++;
     while (driving)
         pthread_cond_wait(&step_over, &lock);
+    in_line--;
+    pthread_cond_broadcast(&step_over); /* those who let it pass */
 }
 
 static void step_back(void) {
@@ -188,7 +205,22 @@ PyObject *mpicoll_test(PyObject *self, PyObject *unused) {
     int state = atomic_load(&p->state);
     if (state == QUEUED)
         Py_RETURN_FALSE;
-    if (state != IDLE && settle(p) < 0)
+    if (state == IDLE)
+        Py_RETURN_TRUE;
+    if (state == FAILED) { /* other ranks will be told, by MPI */
+        Py_BEGIN_ALLOW_THREADS
+        pthread_mutex_lock(&lock);
+        come_forward();
+        pthread_mutex_unlock(&lock);
+        Py_END_ALLOW_THREADS
+    }
+    int result = settle(p);
+    if (state == FAILED) {
+        pthread_mutex_lock(&lock);
+        step_back();
+        pthread_mutex_unlock(&lock);
+    }
+    if (result < 0)
         return NULL;
     Py_RETURN_TRUE;
 }
@@ -199,7 +231,7 @@ static void drive_until_over(Program *p) {
     int asked = 0;
     unsigned fruitless = 0;
     while (atomic_load(&p->state) == QUEUED) {
-        if (driving) { /* another thread that waits is looking for all of us */
+        if (driving || in_line) { /* another thread that waits looks for all of us; or one wants to come in */
             pthread_cond_wait(&step_over, &lock);
             continue;
         }
@@ -207,7 +239,7 @@ static void drive_until_over(Program *p) {
             ask_at = asked = 0;
             continue;
         }
-        driving = 1; /* what Python does when asked calls MPI, too */
+        start_driving(); /* what Python does when asked calls MPI, too */
         pthread_mutex_unlock(&lock);
         if (p->polite)
             sched_yield();
@@ -215,8 +247,7 @@ static void drive_until_over(Program *p) {
         if (++fruitless % CLOCK_EVERY == 0)
             answer = mpicoll_ask_at_times(p, &ask_at, &asked);
         pthread_mutex_lock(&lock);
-        driving = 0;
-        pthread_cond_broadcast(&step_over);
+        stop_driving();
         if (answer < 0 && atomic_load(&p->state) == QUEUED)
             finish(p, RAISED, GAVE_UP);
     }
@@ -231,10 +262,13 @@ PyObject *mpicoll_join(PyObject *self, PyObject *unused) {
     pthread_mutex_lock(&lock);
     foreground++; /* the background thread finishes its look, then rests */
     drive_until_over(p);
-    step_back();
     pthread_mutex_unlock(&lock);
     Py_END_ALLOW_THREADS
-    if (settle(p) < 0)
+    int result = settle(p); /* may tell other ranks of a failure: the background thread rests until then */
+    pthread_mutex_lock(&lock);
+    step_back();
+    pthread_mutex_unlock(&lock);
+    if (result < 0)
         return NULL;
     Py_RETURN_NONE;
 }
@@ -249,6 +283,7 @@ PyObject *mpicoll_retire(PyObject *self, PyObject *unused) {
     pthread_mutex_lock(&lock);
     come_forward();
     unlink_active(p);
+    p->broken = 1; /* even if it has just been completed */
     step_back();
     pthread_mutex_unlock(&lock);
     Py_END_ALLOW_THREADS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import time
 from collections.abc import Iterator
 
@@ -11,7 +12,7 @@ import pytest
 from mpi4py import MPI
 
 import mpicoll
-from mpicoll.requests import LANES, Request
+from mpicoll.requests import LANES, Request, background_held
 
 from .support import ENGINES, WORLD, answer, values
 
@@ -179,3 +180,57 @@ def test_refusal_on_one_rank_reaches_the_others(comm: mpicoll.Comm) -> None:
         with pytest.raises(mpicoll.RevokedError, match="rank 0 refused"):
             request.Wait()
     WORLD.Barrier()
+
+
+with_thread = pytest.mark.skipif(
+    len(ENGINES) < 2 or MPI.Query_thread() < MPI.THREAD_MULTIPLE, reason="needs the background thread"
+)
+
+
+@with_thread
+@pytest.mark.ranks(2)
+def test_who_waits_can_keep_the_thread_out_of_mpi() -> None:
+    """As a finalizer does that the garbage collector runs in the middle of a wait."""
+    comm = mpicoll.Comm(WORLD, engine="native")
+    plan = comm.Allreduce_init(np.ones(9), np.zeros(9), background=True)
+    listen, held = comm._planner.agreement.listen, []
+
+    def hold_and_listen() -> None:
+        with background_held():
+            if RANK == 0 and not held:
+                WORLD.send("waits", 1)
+            held.append(1)
+        listen()
+
+    comm._planner.agreement.listen = hold_and_listen
+    if RANK == 1:
+        assert WORLD.recv(source=0) == "waits"
+    plan.Start()
+    plan.Wait()
+    plan.Free()
+    comm.Free()
+
+
+@with_thread
+@pytest.mark.ranks(2)
+def test_another_thread_can_come_in_while_one_waits() -> None:
+    """What one waits for may need what the other has to tell."""
+    comm = mpicoll.Comm(WORLD, engine="native")
+    plan = comm.Allreduce_init(np.ones(9), np.zeros(9), background=True)
+
+    def tell() -> None:
+        time.sleep(0.1)
+        with background_held():
+            WORLD.send("go on", 1)
+
+    if RANK == 0:
+        teller = threading.Thread(target=tell)
+        teller.start()
+    else:
+        assert WORLD.recv(source=0) == "go on"
+    plan.Start()
+    plan.Wait()
+    if RANK == 0:
+        teller.join()
+    plan.Free()
+    comm.Free()
