@@ -130,6 +130,15 @@ def current_stream() -> Any:
     return cupy().cuda.get_current_stream()
 
 
+def follow(first: Any) -> None:
+    """Let the current stream wait for what is queued on another one so far."""
+    stream = current_stream()
+    if first != stream:
+        done = event(block=False)
+        done.record(first)
+        stream.wait_event(done)
+
+
 _own: dict[int, tuple[Any, Any]] = {}
 
 

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
+from . import device
 from .agree import Agreement
 from .buckets import Bucket, Layout, Parameter, lay_out, listed
 from .comm import Comm
@@ -67,8 +68,9 @@ class GradientReducer:
       elsewhere every `ready` does;
     - `engine`, `algorithm`, `channels`, … as for `Comm.Allreduce_init`.
 
-    Gradients may be CuPy arrays: buckets then lie in device memory, copies and divisions are queued on the
-    current stream, and `ready` makes progress instead of a thread.
+    Gradients may be CuPy arrays: buckets then lie in device memory, and `ready` makes progress instead of a
+    thread. A gradient must be complete on the stream that is current in `ready`, and its average is there on
+    the one that is current in `wait`; these may be different streams.
 
     A rank that fails in the middle of a step (in here, or in a ``with reducer:`` block, or because its
     program ends) tells the others, which raise `RevokedError` where they wait; the reducer cannot be used
@@ -164,6 +166,8 @@ class GradientReducer:
             for parameter, slot in zip(self._parameters, slots, strict=True):
                 xp.copyto(slot, self.gradients[parameter.name])
                 self.gradients[parameter.name] = slot
+        if xp is not np:  # or a gradient on another stream might come first
+            device.current_stream().synchronize()
         for plan in self._plans:
             plan.Free()
         self._layout, self._slots = layout, slots
@@ -186,6 +190,9 @@ class GradientReducer:
         self._flying: list[int] = []
         self._launched: dict[int, float] = {}
         self._under_way = [len(numbers) for numbers in self._buckets_of]
+        # In device memory, the streams that were current when gradients became ready and buckets left.
+        self._ready_on: dict[int, Any] = {}
+        self._left_on: dict[int, Any] = {}
 
     @property
     def buckets(self) -> tuple[Bucket, ...]:
@@ -250,6 +257,8 @@ class GradientReducer:
         if not self._state.open:
             self._state.open, self.flights = True, []
         self._sources[index] = gradient
+        if self._array_module is not np:
+            self._ready_on[index] = device.current_stream()
         for number in self._buckets_of[index]:
             self._lacking[number] -= 1
             if self._lacking[number] == 0 and self._overlap:
@@ -266,6 +275,10 @@ class GradientReducer:
 
     def _launch(self, number: int) -> None:
         self._launched[number] = time.perf_counter()
+        if self._array_module is not np:
+            for piece in self._layout.buckets[number].pieces:
+                device.follow(self._ready_on[piece.parameter])
+            self._left_on[number] = device.current_stream()
         if self._overlap:
             self._plans[number].Start()
             self._flying.append(number)
@@ -306,9 +319,14 @@ class GradientReducer:
             self._begin_step()
 
     def _land(self, number: int) -> None:
-        """Wait for a bucket, and note its flight."""
-        if not self._overlap:
-            return
+        """Wait for a bucket; in device memory its result is there in the order of the current stream."""
+        if self._overlap:
+            self._wait_for(number)
+        if number in self._left_on:
+            device.follow(self._left_on[number])
+
+    def _wait_for(self, number: int) -> None:
+        """Wait for a bucket under way, and note its flight."""
         waited = time.perf_counter()
         plan = self._plans[number]
         plan.Wait()

@@ -164,6 +164,30 @@ def test_gradients_in_device_memory(views: bool, monkeypatch: pytest.MonkeyPatch
             mpicoll.GradientReducer(WORLD, {"a": np.zeros(3, "f"), "b": cupy.zeros(3, "f")})
 
 
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("views", [False, True], ids=["copied", "views"])
+def test_gradients_on_several_streams(views: bool, overlap: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is ready on another stream, none of which is that of `wait`."""
+    monkeypatch.setenv("MPICOLL_GPU_AWARE", "1")
+    with fake_device() as cupy:
+        names = list(SHAPES)
+        streams = [cupy.cuda.Stream(non_blocking=True) for _ in names]
+        last = cupy.cuda.Stream(non_blocking=True)
+        arrays = {name: cupy.zeros(shape, "f") for name, shape in SHAPES.items()}
+        cupy.cuda.Device().synchronize()
+        options = {"bucket_bytes": 600, "views": views, "overlap": overlap}
+        with mpicoll.GradientReducer(WORLD, arrays, **options) as reducer:
+            for step in range(3):
+                for name, stream in zip(names, streams, strict=True):
+                    with stream:
+                        reducer.gradients[name][...] = cupy.asarray(gradient(RANK, name, step))
+                        reducer.ready(name)
+                with last:
+                    reducer.wait()
+                    for name in names:
+                        np.testing.assert_array_equal(reducer.gradients[name].get(), average(name, step))
+
+
 def test_half_the_bytes_on_the_wire() -> None:
     """Rounded once on each rank and at each of the P-1 sums, by half a unit of the last of 11 bits."""
     rng = np.random.default_rng(3)
