@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 
 import numpy as np
@@ -234,3 +235,24 @@ def test_another_thread_can_come_in_while_one_waits() -> None:
         teller.join()
     plan.Free()
     comm.Free()
+
+
+@with_thread
+@pytest.mark.ranks(2)
+def test_memory_stays_while_the_thread_works_on_it() -> None:
+    """Even if nobody is left who could wait for the plan."""
+    comm = mpicoll.Comm(WORLD, engine="native")
+    x, y = np.ones(9), np.zeros(9)
+    plan = comm.Allreduce_init(x, y, background=True)
+    if RANK == 0:
+        plan.Start()
+        alive = weakref.ref(y)
+        del plan, x, y
+        gc.collect()
+        assert alive() is not None
+        WORLD.Barrier()
+    else:
+        WORLD.Barrier()
+        plan()
+        assert (y == 2).all()
+    WORLD.Barrier()
