@@ -190,6 +190,8 @@ class Plan:
 
         Messages that are under way cannot be called back: they keep the plan and its buffers for ever.
         """
+        if self.run is _freed:
+            return
         _abandoned.append(self)
         _started.pop(self, None)
         self.active = False
