@@ -27,19 +27,24 @@ def parse_bytes(text: str | int) -> int:
 
 
 def format_bytes(nbytes: int) -> str:
-    """The shortest exact name of a size, else three digits of it.
+    """The shortest exact name of a size, else three digits of it; four from 1000 to 1023 of a unit.
 
     >>> [format_bytes(n) for n in (4, 65536, 1 << 26, 1000, 1_000_000)]
     ['4 B', '64 KiB', '64 MiB', '1000 B', '977 KiB']
+    >>> [format_bytes(n) for n in (1025, 10239, 10241, 1_040_000, 1_048_577, 3_600_000)]
+    ['1025 B', '10239 B', '10 KiB', '1016 KiB', '1 MiB', '3.43 MiB']
+    >>> [format_bytes((n << 20) + 1) for n in (999, 1000, 1023, 1025, 10239)]
+    ['999 MiB', '1000 MiB', '1023 MiB', '1 GiB', '10 GiB']
     """
     for unit in ("T", "G", "M", "K"):
         whole, rest = divmod(nbytes, _UNITS[unit])
         if whole and not rest:
             return f"{whole} {unit}iB"
-    for unit in ("T", "G", "M", "K"):
-        if nbytes >= 10 * _UNITS[unit]:
-            return f"{nbytes / _UNITS[unit]:.3g} {unit}iB"
-    return f"{nbytes} B"
+    if nbytes < 10 << 10:
+        return f"{nbytes} B"
+    unit = next(unit for unit in ("T", "G", "M", "K") if nbytes >= _UNITS[unit])
+    value = nbytes / _UNITS[unit]
+    return f"{value:.0f} {unit}iB" if value >= 999.5 else f"{value:.3g} {unit}iB"
 
 
 def parse_sizes(text: str | int | Iterable[str | int]) -> list[int]:
