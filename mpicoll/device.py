@@ -116,6 +116,11 @@ def view(address: int, count: int, dtype: np.dtype[Any]) -> Any:
     return module.ndarray((count,), dtype, module.cuda.MemoryPointer(memory, 0))
 
 
+def asarray(data: Any) -> Any:
+    """Another library's device memory as a CuPy array, without a copy (``__cuda_array_interface__``)."""
+    return cupy().asarray(data)
+
+
 # -- streams -----------------------------------------------------------------------------------------------
 
 
@@ -137,6 +142,11 @@ def follow(first: Any) -> None:
         done = event(block=False)
         done.record(first)
         stream.wait_event(done)
+
+
+def foreign_stream(pointer: int) -> Any:
+    """A context in which another library's stream, a ``cudaStream_t``, is the current one."""
+    return cupy().cuda.ExternalStream(pointer)
 
 
 _own: dict[int, tuple[Any, Any]] = {}

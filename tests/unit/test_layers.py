@@ -24,7 +24,7 @@ FLOORS = (
     ("agree", "device", "buffers", "ops", "locality", "topology", "plan", "waits", "staging"),
     ("lockstep", "calls"),
     ("probe", "_runner", "watch", "memory", "native", "engine", "runner", "requests"),
-    ("select", "cache", "planner", "mesh", "comm", "buckets", "gradients", "overlap"),
+    ("select", "cache", "planner", "mesh", "comm", "buckets", "gradients", "overlap", "pytorch"),
     ("__init__",),
     ("bench",),
     ("__main__",),
@@ -110,10 +110,10 @@ def test_proof_of_a_small_case_does_without_numpy():
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("module", ["mpicoll", "mpicoll.verify", "mpicoll.draw"])
+@pytest.mark.parametrize("module", ["mpicoll", "mpicoll.verify", "mpicoll.draw", "mpicoll.pytorch"])
 def test_import_brings_no_heavy_module(module: str):
     """A rank of a running job imports mpi4py, numpy and mpicoll only."""
-    heavy = {"altair", "cupy", "jinja2", "matplotlib", "pandas", "scipy", "tqdm"}
+    heavy = {"altair", "cupy", "jinja2", "matplotlib", "pandas", "scipy", "torch", "tqdm"}
     code = f"import sys, {module}; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
