@@ -90,7 +90,9 @@ class ModuleReducer:
         if not self._reducer._syncing:
             return
         with self._reducer._telling():
-            gradient = self._into_slot(name, parameter) if self._views else array_of(name, parameter.grad)
+            gradient = None if self._views else array_of(name, parameter.grad)
+            if self._views:
+                self._into_slot(name, parameter)
         with _stream_of(parameter):
             self._reducer.ready(name, gradient)
         self._seen.add(name)
@@ -238,4 +240,7 @@ def _stream_of(tensor: Any) -> AbstractContextManager[Any]:
         return nullcontext()
     import torch
 
-    return device.foreign_stream(torch.cuda.current_stream(tensor.device).cuda_stream)
+    stream: AbstractContextManager[Any] = device.foreign_stream(
+        torch.cuda.current_stream(tensor.device).cuda_stream
+    )
+    return stream

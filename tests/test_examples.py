@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,9 @@ EXAMPLES = {
     "on_a_device.py": "summed on {n} ranks",
     "quickstart.py": "on {n} ranks",
     "train.py": "parameters equal, bit for bit",
+    "train_pytorch.py": "parameters equal, bit for bit",
 }
+NEEDS = {"train_pytorch.py": "torch"}  # is not installed for tests; whoever has it tests these, too
 # Examples that are no programs, and the command of the README or of a page in docs that uses them.
 USED = {
     "campaign.toml": "mpicoll launch examples/campaign.toml",
@@ -43,6 +46,11 @@ ELSEWHERE = {
 
 def elsewhere(block: str) -> bool:
     return block.startswith(tuple(ELSEWHERE))
+
+
+def lacking(words: str) -> str:
+    """The package that an example named in `words` needs and that is not installed, or nothing."""
+    return next((p for name, p in NEEDS.items() if name in words and find_spec(p) is None), "")
 
 
 def shell(command: str, directory: Path, timeout: float) -> subprocess.CompletedProcess[str]:
@@ -72,6 +80,8 @@ def test_every_block_says_its_language() -> None:
 @pytest.mark.parametrize("ranks", [1, 3])
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_example_runs(name: str, ranks: int) -> None:
+    if package := lacking(name):
+        pytest.skip(f"{package} is not installed")
     done = mpirun(ranks, [sys.executable, ROOT / "examples" / name], 60)
     assert done.returncode == 0, done.stdout + done.stderr
     assert EXAMPLES[name].format(n=ranks) in done.stdout

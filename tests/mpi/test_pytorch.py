@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import tempfile
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -89,6 +91,34 @@ def test_training_is_that_on_the_undivided_batch(views: bool, to_none: bool, dev
                 same_everywhere(parameter.detach().cpu().numpy())
             assert sorted(flight.bucket for flight in reducer.flights) == list(range(len(reducer.buckets)))
     assert {name[0] for name in reducer._reducer.order[:2]} == {"4"}  # as torch's backward pass came to them
+
+
+@pytest.fixture
+def gloo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """PyTorch's own process group of these ranks."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    with tempfile.TemporaryDirectory() as name:
+        store = WORLD.bcast(f"file://{name}/store", root=0)
+        torch.distributed.init_process_group("gloo", init_method=store, rank=RANK, world_size=SIZE)
+        yield
+        torch.distributed.destroy_process_group()
+        WORLD.Barrier()  # the folder is rank 0's
+
+
+@views
+def test_gradients_are_those_of_distributed_data_parallel(views: bool, gloo: None) -> None:
+    """Bit for bit: on two ranks there is one sum, and halves are exact."""
+    model, theirs = network(0), nn.parallel.DistributedDataParallel(network(0))
+    loss = nn.MSELoss()
+    with ModuleReducer(WORLD, model, views=views, bucket_bytes=200) as reducer:
+        for step in range(3):
+            rows, targets = map(mine, batch(step))
+            for each in (model, theirs):
+                each.zero_grad()
+                loss(each(rows), targets).backward()
+            reducer.wait()
+            for ours, other in zip(model.parameters(), theirs.module.parameters(), strict=True):
+                torch.testing.assert_close(ours.grad, other.grad, rtol=0, atol=0)
 
 
 @views
