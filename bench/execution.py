@@ -20,13 +20,14 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from mpicoll.bench import machine
 from mpicoll.bench.campaign import Launch
+from mpicoll.bench.records import Lock, moment, write_json
 from mpicoll.errors import MpicollError
 
 SCHEMA = 1
@@ -37,18 +38,6 @@ _LOOK = 0.05  # seconds between looks at a running launch
 
 #: States of a launch. Those after `running` are final; all but `complete` are tried again with --resume.
 STATES = ("planned", "running", "complete", "failed", "timed out", "stopped")
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Replace a file in one step: a reader sees the old or the new one, never half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")
-    with temporary.open("w", encoding="utf-8") as file:
-        json.dump(value, file, indent=1, ensure_ascii=False)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
@@ -62,6 +51,20 @@ def read_json(path: Path) -> dict[str, Any] | None:
     if not isinstance(found, dict):
         raise MpicollError(f"{path} is no record of a campaign")
     return found
+
+
+@contextlib.contextmanager
+def held(directory: Path, repeats: Iterable[int]) -> Iterator[None]:
+    """Within: launches of these repeats are started by this process alone. Raises `Busy` if they are not.
+
+    Each repeat has a lock of its own, since a job of a batch system takes one.
+    """
+    with contextlib.ExitStack() as stack:
+        directory.mkdir(parents=True, exist_ok=True)
+        for repeat in sorted(repeats):
+            path = directory / f".repeat-{repeat}.lock"
+            stack.callback(Lock(path, "another `mpicoll launch`").release)
+        yield
 
 
 class Record:
@@ -169,7 +172,7 @@ def execute(record: Record, launch: Launch, timeout: float, stopping: Stopping) 
     now, argv = record.of(launch), record.commands[launch]
     attempt: dict[str, Any] = {
         "command": shlex.join(argv), "directory": str(Path.cwd()), "host": socket.gethostname(),
-        "environment": machine.environment(), "slurm": machine.slurm(), "started": _now(), "ended": None,
+        "environment": machine.environment(), "slurm": machine.slurm(), "started": moment(), "ended": None,
         "state": "running", "exit_status": None, "reason": None, "seconds": None, "output_tail": None,
     }  # fmt: skip
     now["attempts"].append(attempt)
@@ -186,7 +189,7 @@ def execute(record: Record, launch: Launch, timeout: float, stopping: Stopping) 
         reason = not_as_asked(record.folder(launch), launch)
         state = "failed" if reason else state
     attempt.update(
-        ended=_now(), seconds=round(time.monotonic() - begun, 3), exit_status=status, state=state,
+        ended=moment(), seconds=round(time.monotonic() - begun, 3), exit_status=status, state=state,
         reason=reason, output_tail=tail,
     )  # fmt: skip
     now["state"] = state
@@ -271,10 +274,6 @@ def count_states(records: Sequence[Mapping[str, Any]]) -> str:
     """How many launches are in which state, in words."""
     counts = Counter(record["state"] for record in records)
     return ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
-
-
-def _now() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%S%z")
 
 
 def python_facts() -> dict[str, Any]:

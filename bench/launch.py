@@ -96,8 +96,9 @@ def run(args: argparse.Namespace) -> int:
         "campaign": campaign.identity(), "site": asdict(site), "left_out": left_out,
         "conditions": execution.python_facts(),
     }  # fmt: skip
-    record = begin(directory, head, commands, resume=args.resume)
-    return carry_out(record, mine, campaign.timeout)
+    with execution.held(directory, {one.repeat for one in mine}):
+        record = begin(directory, head, commands, resume=args.resume)
+        return carry_out(record, mine, campaign.timeout)
 
 
 def refuse_inside_a_job() -> None:

@@ -9,7 +9,6 @@ import io
 import os
 import shlex
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from mpicoll.bench import overlap_stats, timeline
 from mpicoll.bench.hazards import find_hazards
 from mpicoll.bench.info import describe
 from mpicoll.bench.overlap_modes import BLOCKING, COMMUNICATE, COMPUTE, OVERLAPPED, PER_TENSOR
+from mpicoll.bench.records import moment
 from mpicoll.bench.sizes import format_bytes, format_seconds
 from mpicoll.bench.store import Store, StoreError, explained, format_value
 from mpicoll.bench.training import HELD_BLAS, Shape
@@ -67,7 +67,7 @@ class Record:
             },
         }
         store.run["launches"].append(
-            {"launch": 0, "started": _now(), "ended": None, "status": "running",
+            {"launch": 0, "started": moment(), "ended": None, "status": "running",
              "command": shlex.join(["mpicoll", *sys.argv[1:]]), "overheads": {}, **facts}
         )  # fmt: skip
         store.write_run()
@@ -85,7 +85,7 @@ class Record:
             raise
         finally:
             if self.store is not None:
-                self.store.run["launches"][-1].update(ended=_now(), status=status)
+                self.store.run["launches"][-1].update(ended=moment(), status=status)
                 try:
                     self.store.write_run()
                 except StoreError as error:
@@ -210,7 +210,3 @@ def recommendation(best: tuple[int, int, int]) -> str:
     size, low, high = map(format_bytes, best)
     sure = "in 95 % of resamples, too" if low == high else f"95 % of resamples choose {low} to {high}"
     return f"recommended bucket size: {size} ({sure})"
-
-
-def _now() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%S%z")

@@ -57,6 +57,12 @@ class Record:
 
     def __init__(self) -> None:
         self.cases: dict[int, History] = {}
+        self.failures: dict[tuple[Name, str], dict[int, str]] = {}  # (contender, status): cases and reasons
+
+    @property
+    def measured(self) -> bool:
+        """Whether any case has a good sample."""
+        return any(history.times for history in self.cases.values())
 
     def add(self, rows: Sequence[Row]) -> None:
         """Count the rows of one pass."""
@@ -67,6 +73,9 @@ class Record:
         warm = [int(row["iteration"]) for row in rows if _yes(row.get("warmup"))]
         case.warmup = max(warm, default=-1) + 1
         for row in rows:
+            if row["status"] in ("error", "unsupported"):
+                failed = self.failures.setdefault((_name(row), row["status"]), {})
+                failed[int(row["case"])] = row.get("reason") or ""
             if row.get("seconds") in (None, "") or _yes(row["warmup"]):
                 continue
             seconds = float(row["seconds"])

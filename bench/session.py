@@ -17,6 +17,7 @@ from mpicoll.bench.measure import Bench, Measured
 from mpicoll.bench.overhead import measure_overheads
 from mpicoll.bench.planning import FINAL, History, Plan, Record, Step
 from mpicoll.bench.progress import Progress, summary_line
+from mpicoll.bench.records import moment
 from mpicoll.bench.rows import rows_of, stage_rows_of
 from mpicoll.bench.sizes import format_seconds
 from mpicoll.bench.spec import Contender, Spec
@@ -79,7 +80,7 @@ class Session:
         store.run["identity"] = identity
         self.launch = len(store.run["launches"])
         store.run["launches"].append(
-            {"launch": self.launch, "started": _now(), "ended": None, "status": "running",
+            {"launch": self.launch, "started": moment(), "ended": None, "status": "running",
              "command": shlex.join(["mpicoll", *sys.argv[1:]]), **facts}
         )  # fmt: skip
         store.write_run()
@@ -104,7 +105,7 @@ class Session:
             raise
         finally:
             if self.store is not None:
-                self.store.run["launches"][-1].update(ended=_now(), status=status)
+                self.store.run["launches"][-1].update(ended=moment(), status=status)
                 try:
                     self.store.write_run()
                 except MpicollError as error:
@@ -203,20 +204,25 @@ class Session:
 
     def _finish(self, cases: int) -> int:
         """Say what came of it; the exit status."""
-        wrong, missing = self.world.control.bcast(
-            (self.store.wrong, cases - len(self.record.cases)) if self.store else None, root=0
+        record = self.record
+        wrong, missing, measured = self.world.control.bcast(
+            (self.store.wrong, cases - len(record.cases), record.measured) if self.store else None, root=0
         )
         if self.world.first:
             took = format_seconds(time.monotonic() - self.started)
             print(f"{cases - missing} cases in {self.directory} ({took})", end="; ")
             print(f"next: mpicoll report {self.directory}")
-            print(_how_well(self.record, self.spec), flush=True)
+            print(_how_well(record, self.spec), flush=True)
             if missing:
                 late = f"the time limit came before {missing} of {cases} cases; continue with"
                 print(f"mpicoll: {late}\n  {self._again()}", file=sys.stderr, flush=True)
             if wrong:
                 print(f"WRONG RESULTS in {wrong} rows, see the column `reason`", file=sys.stderr, flush=True)
-        return 1 if wrong or missing else 0
+            if not measured:
+                print("mpicoll: NOTHING WAS MEASURED", file=sys.stderr, flush=True)
+            for line in _failures(record, all_of_them=not measured):
+                print(f"mpicoll: {line}", file=sys.stderr, flush=True)
+        return 1 if wrong or missing or not measured else 0
 
 
 def _how_well(record: Record, spec: Spec) -> str:
@@ -230,10 +236,16 @@ def _how_well(record: Record, spec: Spec) -> str:
     )
 
 
+def _failures(record: Record, *, all_of_them: bool) -> list[str]:
+    """Which contenders failed, in how many cases, and why first; what cannot be served only if asked for."""
+    return [
+        f"{label}{f' ({engine})' if engine else ''}: {status} in {len(cases)} of {len(record.cases)} cases: "
+        f"{next(iter(cases.values()))}"
+        for ((label, engine), status), cases in record.failures.items()
+        if status == "error" or all_of_them
+    ]
+
+
 def _seed(spec: Spec, step: Step) -> int:
     """Orders of calls differ from case to case, and from pass to pass."""
     return (spec.seed * 1_000_003 + step.case) * 1_009 + step.number
-
-
-def _now() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%S%z")

@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import csv
 import errno
-import fcntl
 import io
 import json
 import os
@@ -25,6 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from mpicoll.bench.records import Lock, write_json
 from mpicoll.errors import ArgumentError, MpicollError
 
 SCHEMA = 2
@@ -161,6 +161,16 @@ class Store:
         self.set_aside: Path | None = None
         with explained(directory):
             directory.mkdir(parents=True, exist_ok=True)
+            self._lock = Lock(directory / ".lock", "another sweep")
+        try:
+            self._open(resume)
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def _open(self, resume: bool | None) -> None:
+        directory = self.directory
+        with explained(directory):
             begun = (directory / "run.json").exists()
             if resume and begun:
                 self.run = read_run(directory)
@@ -174,20 +184,12 @@ class Store:
                 raise StoreError(f"{directory} already holds a result; {advice}choose another -o")
             self._file = self.path.open("ab+", buffering=0)
             try:
-                self._lock()
                 found = self._recover()
                 if found and not begun:
                     raise StoreError(f"{directory} has samples but no run.json to say how they were measured")
             except BaseException:
                 self._file.close()
                 raise
-
-    def _lock(self) -> None:
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:  # some network file systems have no locks: then nobody is kept out
-            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-                raise StoreError(f"another sweep is writing to {self.directory}") from None
 
     def _recover(self) -> list[tuple[str, str]]:
         self._file.seek(0)
@@ -230,17 +232,12 @@ class Store:
     def write_run(self) -> None:
         """Replace `run.json` in one step: a reader sees the old or the new one, never half of it."""
         with explained(self.directory):
-            temporary = self.directory / ".run.json.new"
-            with temporary.open("w", encoding="utf-8") as file:
-                json.dump(self.run, file, indent=1, ensure_ascii=False)
-                file.write("\n")
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(self.directory / "run.json")
+            write_json(self.directory / "run.json", self.run)
 
     def close(self) -> None:
         """Close the file and let others write."""
         self._file.close()
+        self._lock.release()
 
 
 @contextlib.contextmanager

@@ -131,7 +131,9 @@ def running(folder):
 def test_a_stopped_campaign_waits_for_its_launch_and_is_continued(folder, number):
     process = start(folder, WAITING)
     until(lambda: running(folder))
-    time.sleep(0.3)  # our mpirun begins to listen
+    status, _, err = finish(start(folder, WAITING, "--resume"))  # meanwhile, our mpirun begins to listen
+    assert status == 2
+    assert f"another `mpicoll launch` works in {folder / 'r'} (process {process.pid} on " in err
     process.send_signal(number)
     status, _, err = finish(process)
     assert status == 128 + number

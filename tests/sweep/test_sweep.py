@@ -315,6 +315,35 @@ def test_one_rank_is_measured_with_a_notice(tmp_path):
     assert len(samples(tmp_path / "r")) == 3 * 4 * 8
 
 
+BREAKS = """
+from mpicoll.bench import measure
+from mpicoll.errors import MpicollError
+honest = measure.build
+
+def build(contender, work, own, plain):
+    if contender.name == "ring" and work.case.msg_bytes > 4:
+        raise MpicollError("no ring today")
+    return honest(contender, work, own, plain)
+
+measure.build = build
+"""
+
+
+def test_who_could_not_be_measured_is_said_at_the_end(tmp_path, load):
+    """And if that is all of them, the answer is no."""
+    options = ["--sizes", "4,1K", "--iterations", "2", *load(BREAKS)]
+    result = alone("sweep", "-o", tmp_path / "r", *options, "--algorithms", "ring,builtin")
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.endswith("mpicoll: ring (auto): error in 1 of 2 cases: no ring today\n")
+    result = alone("sweep", "-o", tmp_path / "n", *options, "--op", "band", "--algorithms", "builtin")
+    assert result.returncode == 1
+    lines = result.stderr.splitlines()[-2:]
+    assert lines == [
+        "mpicoll: NOTHING WAS MEASURED",
+        "mpicoll: builtin: unsupported in 2 of 2 cases: MPI does not define BAND on float32",
+    ]
+
+
 @pytest.mark.parametrize(
     "env", [{"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}, {"PALS_SIZE": "4", "PALS_RANKID": "0"}]
 )

@@ -7,6 +7,7 @@ import os
 import pytest
 
 from mpicoll.bench import store as store_module
+from mpicoll.bench.records import Busy
 from mpicoll.bench.store import ADDED, COLUMNS, Store, StoreError, encode, read_run, require_same, whole_part
 from mpicoll.errors import ArgumentError
 
@@ -22,7 +23,7 @@ def opened():
 
     yield open_store
     for store in stores:
-        store._file.close()
+        store.close()
 
 
 def rows(case, number=3, status="ok", again=0):
@@ -145,7 +146,7 @@ def test_samples_without_their_conditions_are_refused(tmp_path, opened):
 def test_two_writers_are_one_too_many(tmp_path, opened):
     store = opened(tmp_path)
     store.write_run()
-    with pytest.raises(StoreError, match="another sweep is writing"):
+    with pytest.raises(Busy, match=f"another sweep works in .*process {os.getpid()} on .* since 20"):
         opened(tmp_path, resume=True)
     store.close()
     opened(tmp_path, resume=True).close()
