@@ -56,11 +56,12 @@ def _launcher(world: World) -> Hazard | None:
 def _oversubscription(world: World) -> Hazard | None:
     if not world.oversubscribed:
         return None
-    node = max(set(world.nodes), key=lambda n: world.nodes.count(n) / world.cpus_of_node(n))
-    ranks, cpus = world.nodes.count(node), world.cpus_of_node(node)
-    host = world.hosts[world.nodes.index(node)]
+    ranks = max(world.topology.machines, key=lambda ranks: len(ranks) / world.cpus_together(ranks))
+    cpus = world.cpus_together(ranks)
+    nodes = len({world.nodes[rank] for rank in ranks})
+    more = f", a machine of {nodes} nodes" if nodes > 1 else ""
     return Hazard(
-        f"oversubscribed: {ranks} ranks share {cpus} CPUs on {host}",
+        f"oversubscribed: {len(ranks)} ranks share {cpus} CPUs on {world.hosts[ranks[0]]}{more}",
         "ranks wait for each other's time slices: not a performance result",
         f"mpirun -n {cpus} …, or more nodes; for Slurm --ntasks-per-node={cpus}",
         True,

@@ -90,6 +90,7 @@ def describe(world: World, native: tuple[bool, str], hazards: list[Hazard]) -> d
             "node_of": topology.node_of,
             "socket_of": topology.socket_of,
             "numa_of": topology.numa_of,
+            "machine_of": topology.machine_of,
         },
         "load": machine.load(),
         "environment": machine.environment(),

@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -130,17 +130,16 @@ class World:
         """The most ranks on one node."""
         return self.topology.ppn
 
-    def cpus_of_node(self, node: int) -> int:
-        """How many CPUs the ranks of a node may use together, at most its quota rounded up."""
-        ranks = [rank for rank, at in enumerate(self.nodes) if at == node]
+    def cpus_together(self, ranks: Sequence[int]) -> int:
+        """How many CPUs ranks of one machine may use together, at most the quotas of their nodes."""
         together = len(set().union(*(parse_cpus(self.cpus[rank]) for rank in ranks)))
-        quota = self.quota[ranks[0]]
-        return together if quota is None else min(together, max(1, -int(-quota // 1)))
+        quotas = {self.nodes[rank]: self.quota[rank] for rank in ranks}.values()
+        return min(together, sum(together if one is None else max(1, -int(-one // 1)) for one in quotas))
 
     @property
     def oversubscribed(self) -> bool:
-        """Whether some node runs more ranks than it has CPUs for."""
-        return any(self.nodes.count(node) > self.cpus_of_node(node) for node in set(self.nodes))
+        """Whether some machine runs more ranks than it has CPUs for; several nodes may be one machine."""
+        return any(len(ranks) > self.cpus_together(ranks) for ranks in self.topology.machines)
 
     def agree(self, problem: str | None, patience: float = 60.0) -> str | None:
         """The problem of the first rank that has one, on all ranks.

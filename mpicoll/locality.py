@@ -6,6 +6,15 @@ from collections.abc import Iterable, Set
 from pathlib import Path
 
 _SYSTEM = Path("/sys/devices/system")
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+def boot_id(file: Path = _BOOT_ID) -> str | None:
+    """What tells this running kernel from all others, or None where it does not say."""
+    try:
+        return file.read_text().strip() or None
+    except OSError:
+        return None
 
 
 def parse_cpus(text: str) -> set[int]:

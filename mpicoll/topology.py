@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .algorithms.nodes import Nodes, members
 from .errors import ArgumentError
-from .locality import numa_of, socket_of
+from .locality import boot_id, numa_of, socket_of
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -27,27 +28,30 @@ class Topology:
     socket_of: tuple[int | None, ...] = ()
     numa_of: tuple[int | None, ...] = ()
     crowded: tuple[bool, ...] = ()  # whether the rank has to share its cores with others
+    machine_of: tuple[int, ...] = ()  # nodes under one kernel (containers, virtual ones) are one machine
 
     @classmethod
     def of(cls, comm: MPI.Intracomm) -> Topology:
         """The topology of a communicator: ranks that can share memory are on one node. Collective.
 
-        A rank has to share its cores if the ranks of its node that may run on one of them are more than
-        they are.
+        A rank has to share its cores if the ranks of its machine that may run on one of them are more than
+        they are. Nodes are told to be one machine by the kernel's boot id.
         """
         from mpi4py import MPI  # here, so that those who only read topologies start no MPI
 
         local = comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank)
         try:
             leader = local.bcast(comm.rank, root=0)
-            mine = os.sched_getaffinity(0)
-            rivals = sum(not mine.isdisjoint(theirs) for theirs in local.allgather(mine))
         finally:
             local.Free()
-        here = leader, socket_of(mine), numa_of(mine), rivals > len(mine)
-        leaders, sockets, domains, crowded = zip(*comm.allgather(here), strict=True)
-        number = {leader: i for i, leader in enumerate(sorted(set(leaders)))}
-        return cls(tuple(number[leader] for leader in leaders), sockets, domains, crowded)
+        mine = os.sched_getaffinity(0)
+        here = leader, socket_of(mine), numa_of(mine), boot_id() or leader, sum(1 << cpu for cpu in mine)
+        leaders, sockets, domains, kernels, masks = zip(*comm.allgather(here), strict=True)
+        rivals = sum(
+            kernel == here[3] and mask & here[4] != 0 for kernel, mask in zip(kernels, masks, strict=True)
+        )
+        crowded = tuple(comm.allgather(rivals > len(mine)))
+        return cls(_numbered(leaders), sockets, domains, crowded, _numbered(kernels))
 
     @property
     def size(self) -> int:
@@ -92,8 +96,7 @@ class Topology:
         if level not in levels:
             raise ArgumentError(f"no level {level!r}: choose one of {', '.join(levels)}")
         finer = levels[level] or (None,) * self.size
-        number: dict[tuple[int, int | None], int] = {}
-        return tuple(number.setdefault(place, len(number)) for place in zip(self.node_of, finer, strict=True))
+        return _numbered(zip(self.node_of, finer, strict=True))
 
     @property
     def placement(self) -> str:
@@ -120,10 +123,27 @@ class Topology:
         """
         return tuple(rank for ranks in self.nodes for rank in ranks)
 
+    @property
+    def machines(self) -> Nodes:
+        """The ranks of each machine; a node is one of its own where nothing else is known.
+
+        >>> Topology((0, 0, 1, 2), machine_of=(0, 0, 0, 1)).machines
+        ((0, 1, 2), (3,))
+        """
+        return members(self.machine_of or self.node_of)
+
     def __str__(self) -> str:
         """In a few words."""
         counts = sorted({len(ranks) for ranks in self.nodes})
         each = f"{counts[0]} each" if len(counts) == 1 else f"{counts[0]} to {counts[-1]} on one"
         nodes = len(self.nodes)
         where = "1 node" if nodes == 1 else f"{nodes} nodes, {each}, {self.placement} placement"
-        return f"{self.size} ranks on {where}"
+        machines = len(self.machines)
+        fewer = "" if machines == nodes else f", on {machines} machine{'s' * (machines > 1)}"
+        return f"{self.size} ranks on {where}{fewer}"
+
+
+def _numbered(places: Iterable[Hashable]) -> tuple[int, ...]:
+    """For each rank the number of its place; places are numbered in the order of their lowest ranks."""
+    number: dict[Hashable, int] = {}
+    return tuple(number.setdefault(place, len(number)) for place in places)

@@ -32,7 +32,7 @@ KNOWN = {
 }
 
 
-def job(nodes, cpus, *, numa=(), quota=None, thread_level="funneled", **facts):
+def job(nodes, cpus, *, numa=(), machines=(), quota=None, thread_level="funneled", **facts):
     """A `World` as ranks on `nodes` with these CPU masks would see it."""
     size = len(nodes)
     return world.World(
@@ -42,7 +42,7 @@ def job(nodes, cpus, *, numa=(), quota=None, thread_level="funneled", **facts):
         thread_level=thread_level,
         hosts=[f"host{node}" for node in nodes],
         cpus=list(cpus),
-        topology=Topology(tuple(nodes), numa_of=numa),
+        topology=Topology(tuple(nodes), numa_of=numa, machine_of=machines),
         quota=[quota] * size,
         machine={**KNOWN, **facts},
         software={"python": "3", "mpicoll": None, "mpi4py": "4", "numpy": "2", "git": None},
@@ -86,6 +86,16 @@ def shared(*cpus, **more):
     [
         ("oversubscribed: 3 ranks share 2 CPUs on host0", shared("0", "1"), shared("0", "1", "0-1")),
         ("oversubscribed: 2 ranks share 1 CPUs", shared("0", "1", quota=1.5), shared("0", "1", quota=1.0)),
+        (
+            "oversubscribed: 3 ranks share 2 CPUs on host1, a machine of 2 nodes",
+            job([0, 1, 1, 2], "0010", machines=(0, 1, 1, 2)),
+            job([0, 1, 1, 2], "0010", machines=(0, 1, 1, 1)),
+        ),
+        (  # containers with cores of their own are no hazard
+            "oversubscribed: 4 ranks share 3 CPUs on host0, a machine of 2 nodes",
+            job([0, 0, 1, 1], "0123", machines=(0,) * 4, quota=1.5),
+            job([0, 0, 1, 1], "0122", machines=(0,) * 4),
+        ),
         ("ranks are not bound: 2 of them", shared("0-3", "4-7"), shared("0-3", "0-3")),
         ("MPI runs at thread level multiple", two(), two(thread_level="multiple")),
         ("governor powersave", two(), two(governor="powersave")),
