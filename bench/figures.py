@@ -27,7 +27,7 @@ _BYTES = (
     "datum.value < 1024 ? datum.value + ' B' : datum.value < 1048576 ? datum.value / 1024 + ' KiB' : "
     "datum.value < 1073741824 ? datum.value / 1048576 + ' MiB' : datum.value / 1073741824 + ' GiB'"
 )
-_SECONDS = (
+SECONDS = (
     "datum.value < 0.9e-6 ? format(datum.value * 1e9, '~r') + ' ns' : "
     "datum.value < 0.9e-3 ? format(datum.value * 1e6, '~r') + ' µs' : "
     "datum.value < 0.9 ? format(datum.value * 1e3, '~r') + ' ms' : format(datum.value, '~r') + ' s'"
@@ -71,14 +71,15 @@ def contender_order(panel: pd.DataFrame) -> list[str]:
     return [name for name in _MPI_COLOURS if name in names] + [n for n in names if n not in _MPI_COLOURS]
 
 
-def _colour(order: list[str]) -> alt.Color:
+def colours(order: list[str]) -> alt.Color:
+    """A colour for each contender, with a legend."""
     own = iter(_COLOURS * (1 + len(order) // len(_COLOURS)))
-    colours = [_MPI_COLOURS[name] if name in _MPI_COLOURS else next(own) for name in order]
+    shades = [_MPI_COLOURS[name] if name in _MPI_COLOURS else next(own) for name in order]
     return alt.Color(
         "contender:N",
         title=None,
         sort=order,
-        scale=alt.Scale(domain=order, range=colours),
+        scale=alt.Scale(domain=order, range=shades),
         legend=alt.Legend(symbolType="stroke", symbolStrokeWidth=3, labelLimit=320, symbolLimit=0),
     )
 
@@ -96,8 +97,8 @@ def axis_of_bytes(data: pd.DataFrame, column: str = "msg_bytes", title: str = "m
     )
 
 
-def _domain(values: pd.Series, *more: float) -> list[float]:
-    """From the points alone: a wide interval may leave the chart, but must not flatten it."""
+def domain_of(values: pd.Series, *more: float) -> list[float]:
+    """An axis by the points alone: a wide interval may leave the chart, but must not flatten it."""
     known = [float(v) for v in values.dropna() if v > 0] + list(more)
     return [min(known) / 1.3, max(known) * 1.3] if known else [0.1, 10]
 
@@ -116,7 +117,7 @@ def _lines(
 ) -> list[alt.Chart]:
     """Points, lines between them and intervals; clicks on the legend choose whose are shown."""
     chosen = alt.selection_point(name="shown", fields=["contender"], bind="legend", toggle="true")
-    base = alt.Chart(data).encode(x=axis_of_bytes(data), color=_colour(order)).transform_filter(chosen)
+    base = alt.Chart(data).encode(x=axis_of_bytes(data), color=colours(order)).transform_filter(chosen)
     layers = [base.mark_line(strokeWidth=1.6, clip=True).encode(y=y)]
     if interval:
         low, high = interval
@@ -142,8 +143,8 @@ def titled(chart: Any, title: str, subtitle: str, width: Any = WIDTH, height: An
 def latency(panel: pd.DataFrame, title: str) -> Any:
     """Median time of each contender by size, both logarithmic."""
     data = drawable(panel)
-    scale = alt.Scale(type="log", domain=_domain(data["median"]), nice=False)
-    y = alt.Y("median:Q", title="time", scale=scale, axis=alt.Axis(labelExpr=_SECONDS))
+    scale = alt.Scale(type="log", domain=domain_of(data["median"]), nice=False)
+    y = alt.Y("median:Q", title="time", scale=scale, axis=alt.Axis(labelExpr=SECONDS))
     chart = alt.layer(*_lines(data, contender_order(panel), y, ("median_low", "median_high")))
     return titled(
         chart, f"Time: {title}", "slowest rank, median over launches; bars: 95 % interval of the median"
@@ -153,7 +154,7 @@ def latency(panel: pd.DataFrame, title: str) -> Any:
 def speedup(panel: pd.DataFrame, title: str) -> Any:
     """How many times faster than the builtin each contender is, by size; above the line wins."""
     data = drawable(panel[panel["contender"] != BASELINE])
-    scale = alt.Scale(type="log", base=2, domain=_domain(data["speedup"], 1.0), nice=False)
+    scale = alt.Scale(type="log", base=2, domain=domain_of(data["speedup"], 1.0), nice=False)
     y = alt.Y("speedup:Q", title="builtin's time / time", scale=scale, axis=alt.Axis(format=".3~g"))
     line = alt.Chart(pd.DataFrame({"one": [1.0]})).mark_rule(strokeWidth=2, color="#000").encode(y="one:Q")
     order = [name for name in contender_order(panel) if name != BASELINE]
@@ -171,7 +172,7 @@ def bandwidth(panel: pd.DataFrame, title: str) -> Any:
     which = alt.param(
         name="which", value="busbw", bind=alt.binding_radio(options=["busbw", "algbw"], name="bandwidth: ")
     )
-    domain = _domain(pd.concat([data["busbw"], data["algbw"]]))
+    domain = domain_of(pd.concat([data["busbw"], data["algbw"]]))
     y = alt.Y("bandwidth:Q", title="GB/s", axis=alt.Axis(format=".3~g"),
               scale=alt.Scale(type="log", domain=domain, nice=False))  # fmt: skip
     lines = _lines(data[data["busbw"].notna()], contender_order(panel), y, None)
@@ -190,7 +191,7 @@ def distribution(samples: pd.DataFrame, panel: pd.DataFrame, title: str) -> Any:
     size = alt.param(name="chosen_size", value=sizes[len(sizes) // 2],
                      bind=alt.binding_select(options=sizes, name="message size: "))  # fmt: skip
     x = alt.X("seconds:Q", title="time", scale=alt.Scale(type="log", nice=False, padding=8),
-              axis=alt.Axis(labelExpr=_SECONDS))  # fmt: skip
+              axis=alt.Axis(labelExpr=SECONDS))  # fmt: skip
     y = alt.Y("share:Q", title="share of calls not slower", axis=alt.Axis(format="%"))
     chosen = alt.selection_point(name="shown", fields=["contender"], bind="legend", toggle="true")
     lines = (
@@ -198,7 +199,7 @@ def distribution(samples: pd.DataFrame, panel: pd.DataFrame, title: str) -> Any:
         .transform_filter("datum.size == chosen_size")
         .transform_filter(chosen)
         .mark_line(interpolate="step-after", strokeWidth=1.6)
-        .encode(x=x, y=y, color=_colour(contender_order(panel)), order="share:Q",
+        .encode(x=x, y=y, color=colours(contender_order(panel)), order="share:Q",
                 tooltip=["contender:N", "size:N", alt.Tooltip("share:Q", format=".0%"), "time:N"])
         .add_params(size, chosen)
     )  # fmt: skip
@@ -290,11 +291,11 @@ def topology(cells: pd.DataFrame, title: str) -> Any:
         .encode(
             x=alt.X("where:N", sort=list(dict.fromkeys(cells["where"])),
                     title="ranks = nodes × ranks per node", axis=alt.Axis(labelAngle=-30, labelLimit=220)),
-            color=_colour(contender_order(cells)),
+            color=colours(contender_order(cells)),
         )
     )  # fmt: skip
     scale = alt.Scale(type="log", nice=False, padding=10)
-    y = alt.Y("median:Q", title="time", scale=scale, axis=alt.Axis(labelExpr=_SECONDS))
+    y = alt.Y("median:Q", title="time", scale=scale, axis=alt.Axis(labelExpr=SECONDS))
     shift = alt.XOffset("contender:N", sort=contender_order(cells))
     points = base.mark_point(filled=True, size=60).encode(y=y, xOffset=shift, tooltip=[
         "where:N", "contender:N", "size:N", "time:N", "launches:Q"])  # fmt: skip

@@ -15,7 +15,8 @@ _SUMMARY = (
     "environment", "settings", "collective", "dtype", "op", "ranks", "nodes", "ppn", "placement", "size",
     "msg_bytes", "contender", "median", "median_low", "median_high", "p10", "p90", "p99", "min", "max",
     "outliers", "samples", "launches", "ratio", "ratio_low", "ratio_high", "p_holm", "test", "verdict",
-    "leaning", "why", "launch_scatter", "algbw", "busbw", "skew", "first_seconds", "build_seconds", "rounds",
+    "leaning", "why", "launch_scatter", "algbw", "busbw", "model_seconds",
+    "bound_seconds", "residual", "skew", "first_seconds", "build_seconds", "rounds",
     "channels", "depth", "params", "oversubscribed", "status", "reason",
 )  # fmt: skip
 _SAMPLES = (
@@ -25,7 +26,7 @@ _SAMPLES = (
 )  # fmt: skip
 _SECONDS = {
     "median", "median_low", "median_high", "p10", "p90", "p99", "min", "max", "skew", "first_seconds",
-    "build_seconds", "seconds", "seconds_min",
+    "build_seconds", "seconds", "seconds_min", "model_seconds", "bound_seconds",
 }  # fmt: skip
 
 Grid = dict[str, list[dict[str, Any]]]

@@ -63,10 +63,7 @@ def machine_of(args: argparse.Namespace) -> Machine:
     """The machine that the flags describe: a file's or the nominal one, with what else was said."""
     machine = NOMINAL
     if args.machine is not None:
-        try:
-            machine = Machine.from_json(args.machine.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise ArgumentError(f"cannot read {args.machine}: {error.strerror}") from None
+        machine = Machine.read(args.machine)
     if args.alpha or args.beta:
         alpha, beta = machine.exchange.pieces[0][1:]
         alpha = parse_time(args.alpha) if args.alpha else alpha

@@ -21,7 +21,7 @@ from mpicoll.bench.sections import Loaded, Section, Table
 from mpicoll.collectives import collective
 from mpicoll.cost import Curve, Machine, bound
 from mpicoll.errors import MpicollError
-from mpicoll.registry import get
+from mpicoll.registry import Algorithm, get
 from mpicoll.steps import Load, blocks_per_total, steps
 
 KNOTS = (512.0, 8192.0, 131072.0, 2097152.0)  # where curves may bend [B]
@@ -52,16 +52,28 @@ def features(load: Load, block: float, channels: int) -> np.ndarray:
     return np.array([0.0, channels * (messages - 1), *both, *reduced])
 
 
-def row_features(row: dict[Any, Any]) -> np.ndarray | None:
-    """The terms of a row's time; None for what is not an algorithm of ours."""
-    if row["implementation"] != "mpicoll" or not row["total_bytes"]:
+def case_of(row: dict[Any, Any]) -> tuple[Algorithm, dict[str, Any], int] | None:
+    """Algorithm, parameters and channels of a row; None for what is not a flat algorithm of ours.
+
+    Raises `MpicollError` for an algorithm that is not loaded here.
+    """
+    if row["implementation"] != "mpicoll":
         return None
-    entry, size = get(row["collective"], row["algorithm"]), int(row["ranks"])
+    entry = get(row["collective"], row["algorithm"])
     if entry.hierarchical:
         return None  # a summary does not say which rank is where
     params = _params(row.get("params")) | ({"root": int(row["root"])} if "root" in entry.defaults else {})
+    return entry, params, 1 if pd.isna(row.get("channels")) else int(row["channels"])
+
+
+def row_features(row: dict[Any, Any]) -> np.ndarray | None:
+    """The terms of a row's time; None for what is not an algorithm of ours."""
+    case = case_of(row) if row["total_bytes"] else None
+    if case is None:
+        return None
+    entry, params, channels = case
+    size = int(row["ranks"])
     block = row["total_bytes"] / blocks_per_total(entry, size, params)
-    channels = 1 if pd.isna(row.get("channels")) else int(row["channels"])
     total = np.zeros(len(features(Load(1, 1, 0, 1, False), 1.0, 1)))
     for count, step in steps(entry, size, params):
         # The busiest rank of a step, whatever the machine: by bytes, then by messages.

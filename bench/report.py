@@ -40,6 +40,13 @@ def add_parser(verbs: Any) -> None:
         default=True,
         help="also write each chart as SVG and PNG (yes)",
     )
+    parser.add_argument(
+        "--calibration",
+        type=Path,
+        metavar="FILE",
+        help="machine of `mpicoll calibrate` for the columns model_seconds, bound_seconds and residual "
+        "(MPICOLL_CALIBRATION, else a machine.json beside the results)",
+    )
     parser.set_defaults(func=run)
 
 
@@ -48,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     if args.output is None and len(args.directories) > 1 and not args.format:
         raise ArgumentError("several results need -o DIR for their common report")
     try:
-        from mpicoll.bench import frame, overlap_section, page, stats
+        from mpicoll.bench import calibrated, frame, overlap_section, page, stats
     except ImportError as error:
         raise MpicollError(
             f"a report needs more packages ({error.name}): pip install 'mpicoll[report]'"
@@ -61,6 +68,7 @@ def run(args: argparse.Namespace) -> int:
     output = args.output or args.directories[0]
     output.mkdir(parents=True, exist_ok=True)
     summary = stats.summarise(results.samples)
+    calibrated.add_columns(summary, calibrated.machines(args.calibration, args.directories, results))
     data = Loaded(results, summary, tuple(args.directories))
     summary.to_csv(output / "summary.csv", index=False, float_format="%.6g")
     sections = make_all(data)

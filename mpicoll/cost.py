@@ -19,7 +19,8 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
-from math import ceil, pow
+from math import ceil, isfinite, pow
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from .algorithms.tuning import ALPHA_SECONDS, BETA_SECONDS_PER_BYTE
@@ -87,6 +88,12 @@ class Machine:
     ports: float = 1.0
     overlap: bool = True  # whether one stripe is combined while another is under way
     name: str = "nominal"
+    combines: tuple[tuple[str, Curve], ...] = ()  # `combine` for several types and operations: "float32 sum"
+
+    def combining(self, dtype: str | None, op: str | None) -> Machine:
+        """The machine whose `combine` is that of a type and an operation, if that is known."""
+        known = dict(self.combines).get(f"{dtype} {op}")
+        return self if known is None else replace(self, combine=known)
 
     def to_json(self) -> str:
         """As text that `from_json` reads."""
@@ -101,10 +108,35 @@ class Machine:
         try:
             facts = json.loads(text)
             for key in ("one_way", "exchange", "combine"):
-                facts[key] = Curve(tuple((p[0], p[1], p[2]) for p in facts[key]["pieces"]))
+                facts[key] = _curve(facts[key])
+            facts["combines"] = tuple((str(key), _curve(told)) for key, told in facts.get("combines", ()))
+            for key, least in (("gap", 0), ("call", 0), ("ports", 1)):
+                if not least <= facts[key] < float("inf"):
+                    raise ValueError(f"{key} is {facts[key]}")
             return Machine(**facts)
-        except (ValueError, TypeError, KeyError, IndexError) as error:
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
             raise ArgumentError(f"not a machine as `mpicoll calibrate` writes it: {error}") from None
+
+    @staticmethod
+    def read(path: Path) -> Machine:
+        """The machine of a file, or of the directory that `mpicoll calibrate` wrote.
+
+        Raises `ArgumentError`, which names the file, if it cannot be read or says something else.
+        """
+        path = path / "machine.json" if path.is_dir() else path
+        try:
+            return Machine.from_json(path.read_text(encoding="utf-8", errors="replace"))
+        except OSError as error:
+            raise ArgumentError(f"cannot read {path}: {error.strerror}") from None
+        except ValueError as error:
+            raise ArgumentError(f"{path} is {error}") from None
+
+
+def _curve(facts: Mapping[str, Any]) -> Curve:
+    pieces = tuple((float(start), float(seconds), float(slope)) for start, seconds, slope in facts["pieces"])
+    if not all(isfinite(number) and number >= 0 for piece in pieces for number in piece):
+        raise ValueError(f"times and sizes are numbers from 0 on, not {pieces}")
+    return Curve(pieces)
 
 
 def uniform(alpha: float, beta: float, gamma: float = 0.0, **more: Any) -> Machine:

@@ -12,13 +12,13 @@ import pandas as pd
 import pytest
 
 import mpicoll.algorithms  # noqa: F401  (registers them)
-from mpicoll.bench import prediction
+from mpicoll.bench import calibrated, prediction
 from mpicoll.bench.calibrate import describe, machine_from
 from mpicoll.bench.cli import main
 from mpicoll.bench.export import goal, msccl
 from mpicoll.bench.fit import fit_curve
 from mpicoll.cost import Machine, cost, uniform
-from mpicoll.errors import Unsupported
+from mpicoll.errors import ArgumentError, Unsupported
 from mpicoll.registry import algorithms, get
 from mpicoll.traffic import peer_bytes, traffic
 
@@ -100,6 +100,33 @@ def test_held_out_rows_are_predicted() -> None:
     assert held["residual"].abs().median() < 0.05
     right, cases = prediction.winners(rows)
     assert right >= 0.85 * cases > 10
+
+
+def test_rows_carry_model_bound_and_residual_of_a_calibration(tmp_path: Path) -> None:
+    machine = uniform(2e-6, 1e-10, 3e-11, overlap=False)
+    rows = _summary(machine).assign(dtype="float32", op="sum")
+    mpi = rows[:1].assign(implementation="mpi", contender="builtin", algorithm="builtin")
+    rows = pd.concat([rows, mpi], ignore_index=True)
+    sources = pd.DataFrame({"source": [str(tmp_path / "run")], "environment": ["test"]})
+    results = SimpleNamespace(environments={"test": {}}, samples=sources)
+
+    calibrated.add_columns(rows, calibrated.machines(None, [tmp_path], results))
+    assert rows[list(calibrated.COLUMNS)].isna().all(axis=None)  # there is no calibration yet
+
+    (tmp_path / "machine.json").write_text(machine.to_json())
+    calibrated.add_columns(rows, calibrated.machines(None, [tmp_path], results))
+    assert rows["residual"][:-1].abs().max() < 0.1
+    assert (rows["bound_seconds"] <= rows["model_seconds"].fillna(1) * (1 + 1e-9)).all()
+    assert np.isnan(rows["model_seconds"].iloc[-1])  # of MPI's own call nothing is known but the bound
+    assert rows["bound_seconds"].iloc[-1] > 0
+
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "machine.json").write_text(uniform(1e-6, 1e-10).to_json())
+    with pytest.raises(ArgumentError, match="different machines; say which with --calibration"):
+        calibrated.machines(None, [tmp_path], results)
+    doubled = uniform(4e-6, 2e-10, 6e-11, overlap=False)
+    calibrated.add_columns(rows, {"test": doubled})
+    assert rows["residual"][:-1].median() == pytest.approx(1, abs=0.1)
 
 
 def test_oversubscribed_rows_are_not_predicted() -> None:
