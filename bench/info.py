@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from typing import Any
 
@@ -13,6 +14,7 @@ from mpicoll.bench.hazards import Hazard, find_hazards
 from mpicoll.bench.spec import THREAD_LEVELS
 from mpicoll.bench.world import World, start
 from mpicoll.errors import ArgumentError
+from mpicoll.select import calibration
 
 # Of the map of nodes, before it is shortened: nodes, and ranks of a domain.
 _MOST_LINES, _MOST_WORDS = 64, 16
@@ -43,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     hazards = find_hazards(world, native) if world.first else []
     grave = world.control.bcast(any(hazard.grave for hazard in hazards), root=0)
     if world.first and args.json:
-        facts = describe(world, native, hazards) | {"device": device_text()}
+        facts = describe(world, native, hazards) | {"device": device_text(), "auto": auto_text()}
         json.dump(facts, sys.stdout, indent=1, ensure_ascii=False)
         print(flush=True)
     elif world.first:
@@ -66,6 +68,17 @@ def device_text() -> str:
         f"{len(devices)}: {names}; each rank has that of its place on its node, counted round; "
         f"in MPI messages: {word} ({verdict.how})"
     )
+
+
+def auto_text() -> str:
+    """What `algorithm="auto"` chooses by."""
+    try:
+        machine = calibration()
+    except ArgumentError as error:
+        return f"no communicator can be made with this MPICOLL_CALIBRATION: {error}"
+    if machine is None:
+        return "by a nominal machine (MPICOLL_CALIBRATION=FILE of `mpicoll calibrate` makes it this one)"
+    return f"by the calibration {os.environ['MPICOLL_CALIBRATION']}: {machine.name}"
 
 
 def describe(world: World, native: tuple[bool, str], hazards: list[Hazard]) -> dict[str, Any]:
@@ -118,6 +131,7 @@ def as_text(world: World, native: tuple[bool, str], hazards: list[Hazard]) -> st
         f"software  mpi4py {soft.get('mpi4py')}, numpy {soft.get('numpy')}, Python {soft.get('python')}",
         f"engine    native: {native[1]}",
         f"device    {device_text()}",
+        f"auto      {auto_text()}",
         f"job       {world.topology}",
         *node_map(world),
         "",

@@ -45,15 +45,20 @@ class Comm(MPI.Intracomm):
     ``Comm(MPI.COMM_WORLD)`` is collective, as it duplicates the communicator for its own messages.
     Every other method of `MPI.Intracomm` goes on working. `Dup`, `Clone`, `Split`, `Split_type`, `Create` and
     `Create_group` give a `Comm`; what else makes communicators gives mpi4py's.
-    `engine` is "native", "python" or None for the best that *all* ranks have.
+    `engine` is "native", "python" or None for the best that *all* ranks have. `calibration` names a file of
+    `mpicoll calibrate`, by which ``algorithm="auto"`` ranks algorithms (None: MPICOLL_CALIBRATION, if that is
+    set; else a nominal machine). It must say the same on all ranks.
 
-    Raises `ArgumentError` on an inter-communicator or for an engine that cannot run.
+    Raises `ArgumentError` on an inter-communicator, for an engine that cannot run or a calibration that
+    cannot be read, and `MismatchError` if ranks have different calibrations; on all ranks alike.
     """
 
     _planner: Planner
     _owned: bool
 
-    def __new__(cls, comm: MPI.Comm | None = None, *, engine: str | None = None) -> Comm:
+    def __new__(
+        cls, comm: MPI.Comm | None = None, *, engine: str | None = None, calibration: str | None = None
+    ) -> Comm:
         """Wrap a communicator."""
         if comm is None:
             comm = MPI.COMM_WORLD
@@ -61,10 +66,12 @@ class Comm(MPI.Intracomm):
             raise ArgumentError(f"mpicoll needs an intra-communicator, got {type(comm).__name__}")
         return super().__new__(cls, comm)
 
-    def __init__(self, comm: MPI.Comm | None = None, *, engine: str | None = None) -> None:
-        self._planner = Planner(MPI.Intracomm(self), engine)
+    def __init__(
+        self, comm: MPI.Comm | None = None, *, engine: str | None = None, calibration: str | None = None
+    ) -> None:
+        self._planner = Planner(MPI.Intracomm(self), engine, calibration)
         self._owned = False  # Free leaves a communicator alone that somebody else made
-        self._asked_engine = engine
+        self._asked = {"engine": engine, "calibration": calibration}
 
     @property
     def nodes(self) -> tuple[int, ...]:
@@ -343,7 +350,7 @@ class Comm(MPI.Intracomm):
         """A `Comm` that owns a communicator just made; MPI.COMM_NULL stays what it is."""
         if comm == MPI.COMM_NULL:
             return comm  # type: ignore[return-value]  # mpi4py, too, returns a null communicator here
-        adopted = Comm(comm, engine=self._asked_engine)
+        adopted = Comm(comm, **self._asked)
         adopted._owned = True
         return adopted
 

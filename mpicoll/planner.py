@@ -6,6 +6,7 @@ travel, so that they never meet the user's.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from mpi4py import MPI
 from .agree import Agreement
 from .cache import Cache
 from .calls import Call
+from .cost import Machine
 from .errors import ArgumentError, Unsupported
 from .memory import leave_to_mpi
 from .native import native_status
@@ -28,7 +30,7 @@ from .registry import algorithms as registered
 from .requests import LANES, Request
 from .runner import Plan, check_background, check_engine
 from .schedule import blocks_of
-from .select import choose, default_channels
+from .select import calibration, choose, default_channels
 from .staging import choose_staging, device_channels, staged
 from .topology import Topology
 from .watch import Environment
@@ -71,7 +73,7 @@ def _run(plan: Plan, call: Call) -> None:
 class Planner:
     """Makes and keeps the plans of one communicator. Construction is collective."""
 
-    def __init__(self, comm: MPI.Intracomm, engine: str | None) -> None:
+    def __init__(self, comm: MPI.Intracomm, engine: str | None, calibrated: str | None = None) -> None:
         self.comm = comm.Dup()
         self.rank, self.size = comm.rank, comm.size
         self.topology = Topology.of(self.comm)
@@ -90,16 +92,19 @@ class Planner:
             timeout=self.settle(_timeout, "environment"),
         )
         self.agreement.timeout = self.environment.timeout
-        self.engine = self._agree_on_engine(engine)
+        self.machine: Machine | None = None
+        self.engine = self._agree_on_engine(engine, calibrated)
         self.check_always = bool(os.environ.get("MPICOLL_CHECK"))
         self.cache = Cache()
         self.direct: dict[Hashable, bool] = {}
         self.sequence = self.later_calls = 0
         self.lanes: list[Request | None] = [None] * LANES
 
-    def _agree_on_engine(self, engine: str | None) -> str:
+    def _agree_on_engine(self, engine: str | None, calibrated: str | None) -> str:
+        """The engine of all; and the calibration, which must say the same on all ranks, as it chooses."""
         chosen, error = "", None
         try:
+            self.machine = calibration(calibrated)
             chosen = check_engine("python" if self.environment.trace and engine is None else engine)
             if self.environment.trace and chosen == "native":
                 raise ArgumentError("MPICOLL_TRACE needs engine='python': the native engine prints nothing")
@@ -109,7 +114,9 @@ class Planner:
         everywhere = self.comm.allreduce(native_status()[0], MPI.MIN)
         if chosen == "native" and not everywhere and not (engine or os.environ.get("MPICOLL_ENGINE")):
             chosen = "python"
-        self.agreement.settle(("engine", chosen), error)
+        content = self.machine.to_json().encode() if self.machine else b""
+        digest = hashlib.blake2b(content, digest_size=6).hexdigest() if content else "none"
+        self.agreement.settle(("engine", chosen, "calibration", digest), error)
         return chosen
 
     def _idle(self) -> bool:
@@ -290,6 +297,7 @@ class Planner:
                 nodes=len(self.topology.nodes),
                 ordered=ordered,
                 direct=call.direct_only,
+                machine=self.machine,
             )
         entry = get(call.collective, algorithm)
         if ordered and not entry.ordered:

@@ -1,14 +1,22 @@
 """Which algorithm `algorithm="auto"` means, and how many channels a plan gets by default.
 
-Chosen from values that are equal on all ranks: collective, number of ranks, message size, order. Only
-algorithms that serve every number of ranks are candidates.
+Chosen from values that are equal on all ranks: collective, number of ranks, message size, order, and the
+machine that MPICOLL_CALIBRATION names, whose content all ranks agree on. Only algorithms that serve every
+number of ranks are candidates. With a calibration the one whose schedule costs least there is taken (`cost`),
+without one what closed forms say of a nominal machine.
 """
 
 from __future__ import annotations
 
+import os
+from functools import lru_cache
+from pathlib import Path
+
 from .algorithms.patterns import ceil_log2
 from .algorithms.tuning import ALPHA_SECONDS, BETA_SECONDS_PER_BYTE
-from .errors import ArgumentError
+from .cost import Machine, cost
+from .errors import ArgumentError, Unsupported
+from .registry import get
 
 # A channel's landing area should stay in a core's second-level cache. On two ranks of one machine, 256 KiB
 # was the best of 64 KiB … 4 MiB from 4 MiB messages up, with MPICH and with Open MPI.
@@ -45,6 +53,25 @@ _FOR_BANDWIDTH = {
     "alltoall": "linear",
 }
 
+#: What is compared on a calibrated machine; of equals the first. Their steps are found quickly for any P.
+RANKED = {
+    "allreduce": ("recursive_doubling", "ring", "circulant"),
+    "bcast": ("binomial", "scatter_allgather", "circulant_pipelined"),
+    "reduce": ("binomial", "circulant"),
+    "allgather": ("circulant", "ring"),
+    "reduce_scatter": ("circulant", "ring"),
+    "alltoall": ("bruck", "linear", "pairwise"),
+}
+
+
+def calibration(path: str | os.PathLike[str] | None = None) -> Machine | None:
+    """The machine of a file of `mpicoll calibrate`, or of the one that MPICOLL_CALIBRATION names, if it does.
+
+    Raises `ArgumentError` if it cannot be read, or is no such file.
+    """
+    path = path or os.environ.get("MPICOLL_CALIBRATION")
+    return Machine.read(Path(path)) if path else None
+
 
 def choose(
     collective: str,
@@ -54,23 +81,48 @@ def choose(
     nodes: int = 1,
     ordered: bool = False,
     direct: bool = False,
+    machine: Machine | None = None,
 ) -> str:
     """The algorithm for a message of `nbytes` on `size` ranks in so many `nodes`.
 
-    `ordered`: operands must be combined in rank order; `direct`: parts must not be forwarded.
+    `ordered`: operands must be combined in rank order; `direct`: parts must not be forwarded; `machine`: what
+    was calibrated, between nodes where there are several.
+
+    >>> import mpicoll.algorithms
+    >>> from mpicoll.cost import uniform
+    >>> fast, slow = (uniform(alpha, 1e-10, 3e-11) for alpha in (1e-6, 1e-3))
+    >>> choose("allreduce", 8, 1 << 20, machine=fast), choose("allreduce", 8, 1 << 20, machine=slow)
+    ('circulant', 'recursive_doubling')
     """
     if ordered:
         return _ORDERED[collective]
     if direct:
         return "linear"
     if 1 < nodes < size and collective in _OVER_NODES:
-        return _over_nodes(collective, size, nbytes, nodes)
+        alpha, beta = machine.exchange.at(nbytes) if machine else (ALPHA, BETA)
+        return _over_nodes(collective, size, nbytes, nodes, alpha, beta)
+    if machine is not None and size > 1 and nbytes and collective in RANKED:
+        return cheapest(collective, size, nbytes, machine)
     if collective == "allreduce":
         return _allreduce(size, nbytes)
     if collective not in _FOR_LATENCY:
         raise ArgumentError(f"no automatic choice for {collective!r}")
     small = size == 2 or nbytes < _latency_limit(collective, size)
     return (_FOR_LATENCY if small else _FOR_BANDWIDTH)[collective]
+
+
+@lru_cache(4096)
+def cheapest(collective: str, size: int, nbytes: int, machine: Machine) -> str:
+    """The algorithm of `RANKED` whose schedule costs least on a machine, with the channels it would get."""
+    total = nbytes * get(collective, RANKED[collective][0]).collective.parts_in_total(size)
+    channels = default_channels(collective, nbytes, size)[0]
+    seconds = {}
+    for name in RANKED[collective]:
+        try:
+            seconds[name] = cost(f"{collective}/{name}", size, total, machine, channels=channels).seconds
+        except Unsupported:  # its ranks follow no law, and are too many to run them all
+            continue
+    return min(seconds, key=lambda name: seconds[name])
 
 
 def _allreduce(size: int, nbytes: int) -> str:
@@ -101,7 +153,7 @@ _OVER_NODES = {
 }
 
 
-def _over_nodes(collective: str, size: int, nbytes: int, nodes: int) -> str:
+def _over_nodes(collective: str, size: int, nbytes: int, nodes: int, alpha: float, beta: float) -> str:
     """One leader per node as long as the rounds that this saves cost more than the bytes that it adds.
 
     Splitting the vector between the ranks of a node saves each of them bytes, but a round trip of its parts
@@ -109,10 +161,10 @@ def _over_nodes(collective: str, size: int, nbytes: int, nodes: int) -> str:
     """
     latency, bandwidth = _OVER_NODES[collective]
     if collective == "alltoall":
-        return latency if nbytes * size * BETA < ALPHA * (size - nodes) else bandwidth
+        return latency if nbytes * size * beta < alpha * (size - nodes) else bandwidth
     rounds = 2 * ceil_log2(-(-size // nodes)) + ceil_log2(nodes)
-    extra = (rounds - 2) * nbytes * BETA
-    return latency if extra < ALPHA * ceil_log2(nodes) else bandwidth
+    extra = (rounds - 2) * nbytes * beta
+    return latency if extra < alpha * ceil_log2(nodes) else bandwidth
 
 
 def _latency_limit(collective: str, size: int) -> float:

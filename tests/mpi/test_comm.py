@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gc
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 from mpi4py import MPI
 
 import mpicoll
+from mpicoll.cost import uniform
 
 from .support import ENGINES, WORLD, answer, values, world
 
@@ -209,3 +211,28 @@ def test_it_is_an_mpi_communicator() -> None:
     assert (comm.size, comm.rank, len(comm.nodes)) == (SIZE, RANK, SIZE)
     with pytest.raises(mpicoll.ArgumentError, match="intra-communicator"):
         mpicoll.Comm(MPI.COMM_NULL)
+
+
+@pytest.mark.ranks(2, 3)
+def test_calibration_chooses_and_is_agreed_upon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with slow messages takes fewer of them; ranks that disagree, or cannot read it, all raise."""
+    slow, fast = (uniform(alpha, 1e-11, 1e-11, gap=0.0) for alpha in (1.0, 1e-9))
+    data = np.zeros(1 << 12)
+    for machine, expected in ((slow, "recursive_doubling"), (fast, "ring")):
+        file = tmp_path / f"{expected}.json"  # every rank has a directory of its own
+        file.write_text(machine.to_json())
+        comm = mpicoll.Comm(WORLD, calibration=str(file))
+        monkeypatch.setenv("MPICOLL_CALIBRATION", str(file))
+        for one in (comm, comm.Dup(), mpicoll.Comm(WORLD)):
+            plan = one.Allreduce_init(MPI.IN_PLACE, data)
+            assert plan.algorithm == expected
+            plan.free()
+            one.Free()
+    if RANK == SIZE - 1:
+        monkeypatch.setenv("MPICOLL_CALIBRATION", str(tmp_path / "recursive_doubling.json"))
+    with pytest.raises(mpicoll.MismatchError, match="calibration"):
+        mpicoll.Comm(WORLD)
+    if RANK == SIZE - 1:
+        (tmp_path / "recursive_doubling.json").write_text("{}")
+    with pytest.raises(mpicoll.ArgumentError, match="is not a machine as `mpicoll calibrate` writes it"):
+        mpicoll.Comm(WORLD)

@@ -8,8 +8,9 @@ import pytest
 
 import mpicoll
 from mpicoll.collectives import COLLECTIVES
+from mpicoll.cost import uniform
 from mpicoll.registry import get
-from mpicoll.select import choose, default_channels
+from mpicoll.select import RANKED, choose, default_channels
 
 BYTES = (0, 4, 4096, 64 << 10, 1 << 20, 1 << 30)
 
@@ -47,3 +48,25 @@ def test_stripes_between_nodes_are_shorter() -> None:
     assert default_channels("allreduce", 16 << 20, 8, between_nodes=True) == (64, 2)
     assert default_channels("allreduce", 64 << 10, 8, between_nodes=True) == (1, 1)
     assert default_channels("allgather", 16 << 20, 8, between_nodes=True) == (1, 1)
+
+
+def test_a_calibration_with_slow_messages_moves_the_crossover() -> None:
+    def last(alpha: float) -> int:
+        """The largest size at which an all-reduce sends whole vectors."""
+        machine = uniform(alpha, 1e-10, 3e-11, gap=0.0)
+        sizes = [1 << k for k in range(2, 34)]
+        return max(n for n in sizes if choose("allreduce", 16, n, machine=machine) == "recursive_doubling")
+
+    assert 90 < last(1e-4) / last(1e-6) < 130  # the limit is proportional to the latency
+    slow, fast = uniform(1e-3, 1e-10), uniform(1e-9, 1e-10)
+    assert choose("bcast", 16, 1 << 20, machine=slow) == "binomial"
+    assert choose("bcast", 16, 1 << 20, machine=fast) != "binomial"
+    between = [choose("allreduce", 8, 1 << 16, nodes=4, machine=machine) for machine in (slow, fast)]
+    assert between == ["leader", "two_level"]
+
+
+@pytest.mark.parametrize("kind", RANKED)
+def test_what_is_ranked_serves_every_number_of_ranks(kind: str) -> None:
+    for name in RANKED[kind]:
+        entry = get(kind, name)
+        assert not any(entry.refusal(size, entry.resolve(size, {}, 1 << 20)) for size in range(1, 20))
