@@ -3,7 +3,7 @@
  * One thread drives all programs that were submitted. It holds no GIL (a reduction by a Python function
  * takes it for as long as that runs). With nothing to do it waits for work; while messages are on their way
  * it looks again at once for a while, and then after a fixed part of the time it has waited already: so it
- * is never late by more than that part, and computing threads keep their cores.
+ * is never late by more than that part, and computing threads keep their cores. What is submitted wakes it.
  *
  * A thread that waits for a program has nothing to compute: it drives all programs itself until then, and
  * the background thread rests. Only one thread at a time is inside MPI for all of this (`driving`), which is
@@ -19,7 +19,8 @@
 #include <time.h>
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t work_came = PTHREAD_COND_INITIALIZER, step_over = PTHREAD_COND_INITIALIZER;
+static pthread_cond_t work_came; /* see mpicoll_background_init() */
+static pthread_cond_t step_over = PTHREAD_COND_INITIALIZER;
 static pthread_t thread;
 static int thread_runs, thread_must_stop;
 static int driving;      /* some thread is inside MPI: */
@@ -95,6 +96,20 @@ static int look_around(void) {
     return moved;
 }
 
+/* Sleep for a part of the time [ns] waited so far, with `lock` held at entry and exit. Who brings work wakes the
+ * thread: it holds the lock when it does, and the thread lets go of it only by going to sleep, so no call is lost. */
+static void sleep_until_work_comes(int64_t waited) {
+    int64_t pause = waited / patience;
+    pause = pause < shortest_sleep_ns ? shortest_sleep_ns : pause;
+    pause = pause > longest_sleep_ns ? longest_sleep_ns : pause;
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    int64_t end = until.tv_nsec + pause;
+    until.tv_sec += end / 1000000000;
+    until.tv_nsec = end % 1000000000;
+    pthread_cond_timedwait(&work_came, &lock, &until);
+}
+
 static void *background(void *unused) {
     long fruitless = 0;
     int64_t since = 0; /* of the first fruitless look after one that moved something */
@@ -113,19 +128,15 @@ static void *background(void *unused) {
             fruitless = 0;
             continue;
         }
-        pthread_mutex_unlock(&lock);
         if (fruitless++ == 0)
             since = mpicoll_now();
         if (fruitless <= spins) {
+            pthread_mutex_unlock(&lock);
             sched_yield();
+            pthread_mutex_lock(&lock);
         } else {
-            long pause = (long)((mpicoll_now() - since) / patience);
-            pause = pause < shortest_sleep_ns ? shortest_sleep_ns : pause;
-            pause = pause > longest_sleep_ns ? longest_sleep_ns : pause;
-            struct timespec t = {pause / 1000000000, pause % 1000000000};
-            nanosleep(&t, NULL);
+            sleep_until_work_comes(mpicoll_now() - since);
         }
-        pthread_mutex_lock(&lock);
     }
     pthread_mutex_unlock(&lock);
     return NULL;
@@ -147,6 +158,15 @@ static void come_forward(void) {
 static void step_back(void) {
     if (--foreground == 0 && active != NULL)
         pthread_cond_signal(&work_came);
+}
+
+/* Once, when the module is loaded. Sleeps end by a clock that nobody sets. */
+void mpicoll_background_init(void) {
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&work_came, &monotonic);
+    pthread_condattr_destroy(&monotonic);
 }
 
 /* submit(after): hand the program to the background thread. `after` is a program or None. */

@@ -312,6 +312,7 @@ static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_runner", "The nativ
 PyMODINIT_FUNC PyInit__runner(void) {
     if (PyType_Ready(&ProgramType) < 0)
         return NULL;
+    mpicoll_background_init();
     PyObject *m = PyModule_Create(&module);
     if (m == NULL || PyModule_AddObjectRef(m, "Program", (PyObject *)&ProgramType) < 0)
         return NULL;

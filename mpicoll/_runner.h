@@ -84,6 +84,7 @@ int mpicoll_raise_failure(Program *p, int code, Py_ssize_t position);
 
 /* ---- _background.c: methods of Program, functions of the module ------------------------------------ */
 
+void mpicoll_background_init(void); /* before all else */
 PyObject *mpicoll_submit(PyObject *self, PyObject *after);
 PyObject *mpicoll_test(PyObject *self, PyObject *unused);
 PyObject *mpicoll_join(PyObject *self, PyObject *unused);

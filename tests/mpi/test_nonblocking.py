@@ -256,3 +256,37 @@ def test_memory_stays_while_the_thread_works_on_it() -> None:
         plan()
         assert (y == 2).all()
     WORLD.Barrier()
+
+
+@with_thread
+@pytest.mark.ranks(2)
+def test_a_launch_wakes_the_sleeping_thread() -> None:
+    """Which would sleep for an hour: another program waits for a message that does not come before."""
+    from mpicoll import _runner
+
+    comm = mpicoll.Comm(WORLD, engine="native")
+    x, y = np.ones(9), np.zeros((2, 9))
+    first, second = (comm.Allreduce_init(x, row, background=True) for row in y)
+    hour = 3600 * 10**9
+    policy = _runner.background_policy(0, hour, hour, 1)
+    try:
+        if RANK == 0:
+            for plan in (first, second):
+                plan.Start()
+                deadline = time.monotonic() + 30
+                while not plan.flight[0]:  # then it was looked at, has to wait, and the thread goes to sleep
+                    assert time.monotonic() < deadline, "the thread slept on"
+                    time.sleep(0.001)
+                time.sleep(0.05)
+        WORLD.Barrier()
+        if RANK == 1:
+            first.Start()
+            second.Start()
+        for plan, row in ((second, y[1]), (first, y[0])):
+            plan.Wait()
+            assert (row == 2).all()
+    finally:
+        _runner.background_policy(*policy)
+    for plan in (first, second):
+        plan.Free()
+    comm.Free()
