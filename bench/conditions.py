@@ -5,10 +5,11 @@ Reads the facts in `run.json` only; knows nothing of samples.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from mpicoll.bench.store import StoreError
+from mpicoll.bench.store import StoreError, read_run
 from mpicoll.locality import parse_cpus
 from mpicoll.topology import Topology
 
@@ -23,6 +24,36 @@ _NAMES = {
 _LAUNCHER_NOISE = (
     "OMPI_MCA_PREFIXES", "OMPI_MCA_cpu_type", "OMPI_MCA_initial_wdir", "OMPI_MCA_num_procs", "PMIX_MCA_",
 )  # fmt: skip
+
+
+def find_runs(directories: Sequence[Path]) -> list[Path]:
+    """The run directories (those with a `run.json`) among and beneath some directories, each once.
+
+    A campaign's directory is one that has many beneath it. Raises `StoreError` for a directory without any.
+    """
+    found: dict[Path, Path] = {}
+    for directory in directories:
+        here = [directory] if (directory / "run.json").exists() else []
+        runs = here or sorted(path.parent for path in directory.rglob("run.json"))
+        if not runs:
+            raise StoreError(f"{directory} holds no result (no run.json in it or beneath it)")
+        for path in runs:  # under two names it would count as two launches
+            found.setdefault(path.resolve(), path)
+    return list(found.values())
+
+
+def read_runs(directories: Sequence[Path], *, across: bool = False) -> dict[str, dict[str, Any]]:
+    """The `run.json` of all run directories among and beneath some directories, by directory.
+
+    Raises `StoreError` for one that cannot be read, and for different conditions unless `across`.
+    """
+    runs = {str(directory): read_run(directory) for directory in find_runs(directories)}
+    for source, run in runs.items():
+        if not isinstance(run.get("identity"), dict) or not run.get("launches"):
+            raise StoreError(f"{source}/run.json does not say how anything was measured; leave it out")
+    if not across:
+        require_poolable(runs)
+    return runs
 
 
 def must_agree(run: Mapping[str, Any]) -> dict[str, Any]:

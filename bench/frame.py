@@ -13,7 +13,7 @@ import pandas as pd
 from mpicoll.bench import conditions
 from mpicoll.bench.overlap_record import FILE as OVERLAP
 from mpicoll.bench.sizes import format_bytes
-from mpicoll.bench.store import ADDED, COLUMNS, StoreError, read_run, whole_part
+from mpicoll.bench.store import ADDED, COLUMNS, StoreError, whole_part
 
 _WHOLE = (
     "launch", "case", "pass", "case_rows", "order", "batch", "channels", "depth", "rounds", "root", "ranks",
@@ -38,22 +38,6 @@ def dtypes() -> dict[str, str]:
     return {**dict.fromkeys((*_WHOLE, *_FLAGS), "Int64"), **dict.fromkeys(_SECONDS, "float64")}
 
 
-def find_runs(directories: Sequence[Path]) -> list[Path]:
-    """The run directories (those with a `run.json`) among and beneath some directories, each once.
-
-    A campaign's directory is one that has many beneath it. Raises `StoreError` for a directory without any.
-    """
-    found: dict[Path, Path] = {}
-    for directory in directories:
-        here = [directory] if (directory / "run.json").exists() else []
-        runs = here or sorted(path.parent for path in directory.rglob("run.json"))
-        if not runs:
-            raise StoreError(f"{directory} holds no result (no run.json in it or beneath it)")
-        for path in runs:  # under two names it would count as two launches
-            found.setdefault(path.resolve(), path)
-    return list(found.values())
-
-
 def load(directories: Sequence[Path], *, across: bool = False) -> Results:
     """Read run directories and campaigns: all samples in one frame, a launch being (`source`, `launch`).
 
@@ -61,12 +45,7 @@ def load(directories: Sequence[Path], *, across: bool = False) -> Results:
     differs; `across` allows them, as groups that are never pooled (column `environment`).
     """
     results = Results(pd.DataFrame(), {}, {})
-    results.runs = {str(directory): read_run(directory) for directory in find_runs(directories)}
-    for source, run in results.runs.items():
-        if not isinstance(run.get("identity"), dict) or not run.get("launches"):
-            raise StoreError(f"{source}/run.json does not say how anything was measured; leave it out")
-    if not across:
-        conditions.require_poolable(results.runs)
+    results.runs = conditions.read_runs(directories, across=across)
     frames = []
     for source, run in results.runs.items():
         samples = _read_samples(Path(source), results.notes)
@@ -110,6 +89,8 @@ def _read_samples(directory: Path, notes: list[str]) -> pd.DataFrame:
         notes.append(
             f"{path} ends with an unfinished case, which is left out; continue the sweep with --resume"
         )
+    if not whole.length:  # cut off within its first line
+        return pd.DataFrame()
     kinds = dtypes()
     try:
         frame = pd.read_csv(
@@ -129,10 +110,23 @@ def _read_samples(directory: Path, notes: list[str]) -> pd.DataFrame:
     return frame
 
 
-def read_table(path: Path, columns: Sequence[str], **options: Any) -> pd.DataFrame:
-    """A CSV file that lies beside the samples. Raises `StoreError` for one that holds something else."""
+def read_table(
+    path: Path, columns: Sequence[str], said: list[str] | None = None, **options: Any
+) -> pd.DataFrame:
+    """A CSV file that lies beside the samples. Raises `StoreError` for one that holds something else.
+
+    A row that was cut off at its end is left out, which is then `said`; without that, it is refused.
+    """
     try:
-        frame = pd.read_csv(path, **options)
+        content = path.read_bytes()
+        whole = content[: content.rfind(b"\n") + 1]
+        if whole != content and said is None:
+            raise StoreError(f"{path} was cut off in the middle of a row; leave it out, or measure again")
+        if whole != content and said is not None:
+            said.append(f"{path} ends in the middle of a row, which is left out.")
+        frame = pd.read_csv(io.BytesIO(whole), **options)
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {error.strerror}") from None
     except ValueError as error:
         raise StoreError(f"cannot read {path}: {error}") from None
     if missing := [name for name in columns if name not in frame]:

@@ -55,12 +55,14 @@ class Run:
         self.first = frame.iloc[0]
         rows = [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
         self.times = overlap_stats.as_times(rows)
-        self.resampled = overlap_stats.Resampled(self.times)
-        self.verdicts = overlap_stats.verdicts(self.times)
-        self.best = self.resampled.recommended()
         told = self.facts["overlap"]
         self.ready = told["ready"]
         self.buckets = {(one["mode"], one["bucket_bytes"]): one["filled"] for one in told["buckets"]}
+        if len({len(self.times.get(key, ())) for key in self.buckets}) != 1:
+            raise StoreError(f"{directory / FILE} lacks steps of some modes; leave it out, or measure again")
+        self.resampled = overlap_stats.Resampled(self.times)
+        self.verdicts = overlap_stats.verdicts(self.times)
+        self.best = self.resampled.recommended()
         self.line = overlap_stats.fit_line(self.times, self.buckets)
 
     def verdict(self, mode: str, size: int | None = None) -> Verdict:

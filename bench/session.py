@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from mpicoll.bench import formats
 from mpicoll.bench.cases import Case
 from mpicoll.bench.hazards import find_hazards
 from mpicoll.bench.info import describe
@@ -30,8 +31,17 @@ from mpicoll.errors import MpicollError
 class Session:
     """A launch of a sweep. Everything is collective; the record is rank 0's."""
 
-    def __init__(self, world: World, spec: Spec, output: Path | None, stop: StopSignals, *, resume: bool):
-        self.world, self.spec, self.stop = world, spec, stop
+    def __init__(
+        self,
+        world: World,
+        spec: Spec,
+        output: Path | None,
+        stop: StopSignals,
+        *,
+        resume: bool,
+        form: str | None = None,
+    ):
+        self.world, self.spec, self.stop, self.form = world, spec, stop, form
         self.unnamed, self.resume = output is None, resume
         self.started = time.monotonic()
         self.store: Store | None = None
@@ -210,9 +220,12 @@ class Session:
         )
         if self.world.first:
             took = format_seconds(time.monotonic() - self.started)
-            print(f"{cases - missing} cases in {self.directory} ({took})", end="; ")
-            print(f"next: mpicoll report {self.directory}")
-            print(_how_well(record, self.spec), flush=True)
+            told = sys.stderr if self.form else sys.stdout  # a format is there to be read by programs
+            print(f"{cases - missing} cases in {self.directory} ({took})", end="; ", file=told)
+            print(f"next: mpicoll report {self.directory}", file=told)
+            print(_how_well(record, self.spec), file=told, flush=True)
+            if self.form:
+                formats.show(self.form, formats.Tables([self.directory]))
             if missing:
                 late = f"the time limit came before {missing} of {cases} cases; continue with"
                 print(f"mpicoll: {late}\n  {self._again()}", file=sys.stderr, flush=True)

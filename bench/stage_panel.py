@@ -21,19 +21,20 @@ _COLOURS = ("#9498a0", "#97bbf5", "#4269d0", "#ff725c", "#efb118", "#6cc5b0", "#
 
 def section(data: Loaded) -> Section | None:
     """One part per result and kind of case that has stage times."""
-    parts = [part for path in data.beside(NAME) for part in _parts(path, data)]
+    said: list[str] = []
+    parts = [part for path in data.beside(NAME) for part in _parts(path, data, said)]
     if not parts:
         return None
     words = (
         "Shares of the slowest of those ranks that take part in the most stages, medians over iterations of "
         "calls made after the race. What a rank waits for another counts for the stage in which it waits."
     )
-    return Section("Stages", [words], parts=parts)
+    return Section("Stages", [words, *said], parts=parts)
 
 
-def _parts(path: Path, data: Loaded) -> Iterator[Section]:
+def _parts(path: Path, data: Loaded, said: list[str]) -> Iterator[Section]:
     options = {"dtype": {"op": "string"}, "keep_default_na": False, "na_values": [""]}
-    frame = read_table(path, COLUMNS, **options)
+    frame = read_table(path, COLUMNS, said, **options)
     samples = data.samples
     places = samples[samples["source"] == str(path.parent)]["placement"].dropna().unique()
     where = f", {places[0]}" if len(places) == 1 and places[0] else ""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from mpicoll import registry
+from mpicoll.bench import formats
 from mpicoll.bench.arguments import add_load, load
 from mpicoll.bench.cases import expand
 from mpicoll.bench.contenders import own_algorithms
@@ -88,6 +89,11 @@ def add_parser(verbs: Any) -> None:
     add_load(parser)
     add("-o", "--output", type=Path, metavar="DIR", help="result directory (results/sweep-DATE-TIME)")
     add(
+        "--format",
+        choices=formats.FORMATS,
+        help="at the end, print the results as another benchmark does, and all else to stderr",
+    )
+    add(
         "--resume",
         action="store_true",
         help="continue the result in DIR: what is finished in it is not measured again",
@@ -139,7 +145,7 @@ def run(args: argparse.Namespace) -> int:
             "mpicoll: a world of one rank communicates nothing; use mpirun -n P to measure", file=sys.stderr
         )
     with StopSignals() as stop:
-        session = Session(world, spec, args.output, stop, resume=args.resume)
+        session = Session(world, spec, args.output, stop, resume=args.resume, form=args.format)
         return session.run(cases, contenders)
 
 

@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 
 from launch import descendants, environment, find_mpirun, kill_tree, mpirun, scratch_directory
+from mpicoll.bench import overlap_section
+from mpicoll.bench.store import StoreError
 
 OVERLAP = (
     "overlap --layers 3 --width 32 --batch 8 --buckets 1K:8K:8 --iterations 6 --warmup 1 --seed 3".split()
@@ -132,10 +134,17 @@ def test_a_result_is_not_overwritten_and_a_wrong_one_is_reported(
     path.write_text(path.read_text().replace(",ok,", ",wrong,"))
     words = ["report", tmp_path / "r", "--no-figures"]
     assert mpirun(1, [sys.executable, "-m", "mpicoll", *words], 100).returncode == 1
-    path.write_text(path.read_text()[:20])
-    done = mpirun(1, [sys.executable, "-m", "mpicoll", *words], 100)
-    assert done.returncode == 2
-    assert "other columns" in done.stderr
+    whole = path.read_text()
+    for cut, words in (
+        (whole[: len(whole) // 2], "cut off in the middle of a row"),
+        (whole[: whole.index("\n", len(whole) // 2) + 1], "lacks steps of some modes"),
+        (whole[: whole.index("\n") + 1], "no finished run"),
+        ("another,program\n", "other columns"),
+        ("", "cannot read"),
+    ):
+        path.write_text(cut)
+        with pytest.raises(StoreError, match=words):
+            overlap_section.Run(tmp_path / "r")
 
 
 def test_a_stopped_run_says_so(tmp_path: Path) -> None:

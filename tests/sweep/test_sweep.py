@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from launch import mpirun
+from mpicoll.bench.foreign import read_nccl, read_osu
 from mpicoll.bench.store import COLUMNS
 
 TIMEOUT = 90
@@ -131,9 +132,19 @@ def test_every_collective_is_proved_and_measured(tmp_path):
     """All collectives on three ranks, rooted ones from root 2; all own algorithms, or the reason why not."""
     names = "allreduce,reduce_scatter,allgather,bcast,reduce,alltoall,gather,scatter"
     options = ["--sizes", "0,40", "--iterations", "1", "--warmup", "0", "--root", "2"]
-    result = sweep(3, tmp_path / "r", "--collective", names, *options)
+    result = sweep(3, tmp_path / "r", "--collective", names, *options, "--format", "osu")
     assert result.returncode == 0, result.stderr
     rows = samples(tmp_path / "r")
+    # Standard output is a text of OSU's, and says the same.
+    printed = [
+        (table.collective, line.nbytes, line.seconds) for table in read_osu(result.stdout).tables
+        for line in table.lines
+    ]  # fmt: skip
+    assert sorted(printed) == sorted(
+        (row["collective"], int(row["msg_bytes"]), float(f"{1e6 * float(row['seconds']):.2f}") * 1e-6)
+        for row in rows
+        if row["status"] == "ok"
+    )
     assert Counter(row["status"] for row in rows if row["implementation"] == "mpi") == {"ok": 8 * 2 * 2}
     assert all(row["reason"] for row in rows if row["status"] != "ok")
     assert {r["collective"] for r in rows if r["implementation"] == "mpicoll" and r["status"] == "ok"} == set(
@@ -271,9 +282,12 @@ def test_a_spec_file_has_the_flags_names(tmp_path):
         'sizes = "8"\nalgorithms = ["ring"]\niterations = 3\nwarmup = 0\nbatch = 5\n'
         'thread-level = "multiple"\n'
     )
-    result = sweep(2, tmp_path / "r", spec, "--iterations", "4")
+    result = sweep(2, tmp_path / "r", spec, "--iterations", "4", "--format", "nccl")
     assert result.returncode == 0, result.stderr
     rows = samples(tmp_path / "r")
+    ((table,), mean) = read_nccl(result.stdout, ranks=2).tables, sum(float(r["seconds"]) for r in rows) / 4
+    assert [(one.nbytes, one.seconds) for one in table.lines] == [(8, pytest.approx(mean, abs=6e-9))]
+    assert "1 cases in" in result.stderr
     assert len(rows) == 4
     assert {(row["thread_level"], row["batch"]) for row in rows} == {("multiple", "5")}
 

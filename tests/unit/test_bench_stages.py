@@ -74,8 +74,12 @@ def test_medians_and_shares_of_several_stages_only():
 def test_the_report_has_a_section(tmp_path, capsys):
     directory = write_result(tmp_path / "run", {"builtin": {4: 2e-6}, "leader": {4: 1e-6}})
     StageFile(directory).append(rows(scale=1e-6))
+    with (directory / NAME).open("a") as file:
+        file.write("0,1,0,allred")
     assert cli.main(["report", str(directory)]) == 0
-    assert "At 4 B, leader spends 62 % on inter all-reduce." in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "At 4 B, leader spends 62 % on inter all-reduce." in out
+    assert f"{directory / NAME} ends in the middle of a row, which is left out." in out
     page = (directory / "report.html").read_text()
     assert "Median time of each stage." in page
     assert list((directory / "figures").glob("stages-*.svg"))

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from mpicoll.bench import cli, formats, frame
+from mpicoll.bench import cli, formats
 from mpicoll.bench.foreign import read_nccl, read_osu
 from mpicoll.errors import ArgumentError
+from synthetic import row, write_result
 
 SAMPLES = Path(__file__).parent / "foreign"
 
@@ -83,14 +84,45 @@ def test_nccl_layout_is_read_as_others_read_it(results, capsys):
 
 
 def test_a_wrong_result_has_no_line_and_is_named(results):
-    samples = frame.load([results("osu", "osu_several.txt", "--ranks", "4")]).samples
-    text = formats.as_format(samples, "osu")
+    tables = formats.Tables([results("osu", "osu_several.txt", "--ranks", "4")])
+    text = tables.as_text("osu")
     part = text[text.index("# OSU MPI All-to-All") - 120 :]
     assert "# left out: 64 B: wrong" in part
     assert not re.search(r"^64 ", part, re.MULTILINE)
-    assert "Out of bounds values : 1 FAILED" in formats.as_format(samples, "nccl")
+    assert "Out of bounds values : 1 FAILED" in tables.as_text("nccl")
+
+
+@pytest.mark.parametrize("name", formats.FORMATS)
+def test_several_launches_count_alike_and_contenders_apart(tmp_path, capsys, name):
+    calls = [2e-6, 4e-6, 6e-6], [10e-6]
+    for number, times in enumerate(calls):
+        rows = [row(seconds=t, iteration=i, checked=True, cache="warm") for i, t in enumerate(times)]
+        rows += [row(seconds=1e-3, iteration=9, warmup=True), row(seconds=1e-3, iteration=9, late=True)]
+        rows.append(row(requested="builtin", seconds=20e-6, seconds_min=10e-6, iteration=0))
+        write_result(tmp_path / str(number), {}, extra=rows)
+    assert cli.main(["report", str(tmp_path), "--format", name]) == 0
+    out = capsys.readouterr().out
+    assert out.count("# measured by mpicoll") == 2
+    own, builtin = out.split("# measured by mpicoll: ")[1:]
+    assert own.startswith("ring, 2 ranks on 1 node, ")
+    assert builtin.startswith("builtin, ")
+    (line,) = re.findall(r"^ *1024 .*", own, re.MULTILINE)
+    assert " 7.00 " in line  # the mean of 4 and 10 µs, not that of all calls
+    (line,) = re.findall(r"^ *1024 .*", builtin, re.MULTILINE)
+    assert (line.split()[1:5] if name == "osu" else line.split()[5:6]) == (
+        ["20.00", "10.00", "20.00", "2"] if name == "osu" else ["20.00"]
+    )
+
+
+@pytest.mark.parametrize("name", formats.FORMATS)
+def test_nothing_to_print_is_said(tmp_path, capsys, name):
+    write_result(tmp_path, {}, extra=[row(status="unsupported", seconds=None, reason="no", iteration=None)])
+    assert cli.main(["report", str(tmp_path), "--format", name]) == 1
+    out, err = capsys.readouterr()
+    assert "# left out: 1024 B: unsupported" in out
+    assert err == f"mpicoll: nothing to print as {name}: no right result with a time\n"
 
 
 def test_an_unknown_format_is_refused():
     with pytest.raises(ArgumentError, match="known: osu, nccl"):
-        formats.as_format(None, "imb")
+        formats.Tables().as_text("imb")
