@@ -58,6 +58,7 @@ class Agreement:
     def begin(self) -> None:
         """Count a call; raise `RevokedError` if the communicator was given up."""
         self.calls += 1
+        tell_last_words()
         self.notices = [n for n in self.notices if n.kind != DOUBT or n.number >= self.calls]
         self.check()
 
@@ -162,6 +163,7 @@ class Agreement:
 
         Refusals of a call that is being compared stay where they are: `_raise_for_all` expects them.
         """
+        tell_last_words()
         for tag in (self.tag,) * (self._compared != self.calls) + (self.tag - 1,):
             while self.comm.Iprobe(source=MPI.ANY_SOURCE, tag=tag):
                 self.notices.append(Notice(*self.comm.recv(source=MPI.ANY_SOURCE, tag=tag)))
@@ -208,6 +210,25 @@ class Agreement:
 
 
 _unread: list[MPI.Request] = []
+_last_words: list[tuple[Agreement, str]] = []
+
+
+def leave_last_words(agreement: Agreement, why: str) -> None:
+    """Give a communicator up from within a finalizer, which runs in whatever thread collects garbage.
+
+    Below MPI_THREAD_MULTIPLE another thread may be inside MPI then; so the other ranks are told when this
+    one next makes a new call of mpicoll, waits long in one, or ends (`tell_last_words`).
+    """
+    _last_words.append((agreement, why))
+    if MPI.Query_thread() == MPI.THREAD_MULTIPLE:
+        tell_last_words()
+
+
+def tell_last_words() -> None:
+    """Tell the others what finalizers have left to be told; where MPI may be called."""
+    while _last_words:
+        agreement, why = _last_words.pop()
+        agreement.revoke(why)
 
 
 def _short(ranks: list[int]) -> str:

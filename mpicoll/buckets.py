@@ -69,9 +69,9 @@ def lay_out(
 ) -> Layout:
     """Fill buckets with the parameters in `order`.
 
-    A bucket is closed before a gradient that would take it beyond `bucket_bytes` (the very first one:
-    `first_bytes`, so that communication begins early). A gradient larger than `bucket_bytes` is cut in
-    equal pieces, each a bucket of its own.
+    A bucket is closed before a gradient that would take it beyond `bucket_bytes`. The very first one is
+    closed at `first_bytes` already, if that is less, so that communication begins early. A gradient larger
+    than `bucket_bytes` is cut in equal pieces, each a bucket of its own; none is cut for `first_bytes`.
 
     Raises `ArgumentError` for bucket sizes below one byte.
     """
@@ -100,6 +100,7 @@ def lay_out(
             close(wire)
         if size * itemsize > bucket_bytes:
             groups += [[piece] for piece in _cut(index, size, bucket_bytes // itemsize)]
+            limits[wire] = bucket_bytes
         elif size:
             filling[wire].append(Piece(index, 0, size))
     for wire in filling:

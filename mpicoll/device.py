@@ -121,6 +121,12 @@ def asarray(data: Any) -> Any:
     return cupy().asarray(data)
 
 
+def to_host(array: Any) -> npt.NDArray[Any]:
+    """An array's content in host memory; of a device array a copy, after what the current stream holds."""
+    found: npt.NDArray[Any] = array.get() if is_device_array(array) else array
+    return found
+
+
 # -- streams -----------------------------------------------------------------------------------------------
 
 

@@ -1,7 +1,9 @@
-"""What is registered with a `GradientReducer`: checked one by one, and compared between ranks."""
+"""What is registered with a `GradientReducer`, checked and compared; and steps that are left open."""
 
 from __future__ import annotations
 
+import atexit
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,8 +11,10 @@ import numpy as np
 from mpi4py import MPI
 
 from . import device
+from .agree import Agreement, leave_last_words, tell_last_words
 from .buckets import Parameter, first_difference
 from .errors import ArgumentError
+from .requests import background_held
 
 
 def memory_of(gradients: Mapping[str, Any]) -> Any:
@@ -55,3 +59,53 @@ def _wire_dtype(wire: Any) -> np.dtype[Any]:
     except TypeError:
         raise ArgumentError(f"wire_dtype {wire!r} is no NumPy type; float16 and float32 are") from None
     return dtype
+
+
+def digest(array: Any) -> int:
+    """A checksum of an array's bytes, from any memory."""
+    return zlib.crc32(device.to_host(array).tobytes())
+
+
+class State:
+    """What must be known at the end of the program, or of the reducer's life: whether a step is open."""
+
+    def __init__(self, agreement: Agreement, rank: int) -> None:
+        self.agreement, self.rank, self._open = agreement, rank, False
+
+    @property
+    def open(self) -> bool:
+        """Whether a gradient was ready, and not waited for yet."""
+        return self._open
+
+    @open.setter
+    def open(self, value: bool) -> None:
+        self._open = value
+        if value:
+            _open[self] = None
+        else:
+            _open.pop(self, None)
+
+
+_open: dict[State, None] = {}
+
+
+def collected(state: State) -> None:
+    """Called when a reducer is garbage: other ranks may be waiting for this one."""
+    if state.open and not MPI.Is_finalized():
+        with background_held():
+            leave_last_words(state.agreement, _left_open(state))
+    state.open = False
+
+
+@atexit.register
+def _program_ends() -> None:
+    """Called in the main thread, when all others are over."""
+    if not MPI.Is_finalized():
+        with background_held():
+            tell_last_words()
+            for state in _open:
+                state.agreement.revoke(_left_open(state))
+
+
+def _left_open(state: State) -> str:
+    return f"rank {state.rank} ended in the middle of a step, with gradients not ready"

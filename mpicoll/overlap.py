@@ -28,7 +28,7 @@ from .agree import Agreement
 from .buckets import Bucket, Layout, Parameter, lay_out, listed
 from .comm import Comm
 from .errors import ArgumentError, MismatchError, MpicollError
-from .gradients import memory_of, mismatch, register
+from .gradients import State, collected, digest, memory_of, mismatch, register
 from .requests import background_held
 from .runner import Plan, check_background
 
@@ -57,8 +57,9 @@ class GradientReducer:
     - `bucket_bytes`, `first_bucket_bytes` (a quarter of it): how full buckets get, see `buckets.lay_out`;
     - `average`: divide by the number of ranks (else the sum is returned);
     - `views`: the reducer owns the gradients; ``reducer.gradients[name]`` are views of its buckets, to be
-      fetched anew after the first `wait`. Nothing is copied. Without, `ready` copies a gradient into its
-      bucket, and the result is copied back;
+      fetched anew after the first `wait`: in the second step `ready` refuses a gradient that was written into
+      an old one. Nothing is copied. Without, `ready` copies a gradient into its bucket, and the result is
+      copied back;
     - `wire_dtype`: such as "float16": gradients travel in this type (not with `views`). They are divided by
       the number of ranks first, so that sums do not overflow;
     - `unused`: "error", or "zero" to let a gradient that was not ready count as zero;
@@ -98,13 +99,14 @@ class GradientReducer:
         self._sizes: tuple[int, Any] = bucket_bytes, first_bucket_bytes
         self._average, self._views, self._unused, self._overlap = average, views, unused, overlap
         self._plans: list[Plan] = []
-        self._state = _State()
+        self._state = State(self._agreement, self._comm.rank)
         try:
             self._set_up(gradients, wire_dtype, background)
         except Exception:  # on all ranks alike
             self.free()
             raise
-        self._end = weakref.finalize(self, _left_open, self._agreement, self._state, self._comm.rank)
+        self._end = weakref.finalize(self, collected, self._state)
+        self._end.atexit = False
 
     # -- construction ----------------------------------------------------------------------------
 
@@ -162,10 +164,14 @@ class GradientReducer:
         for parameter, offset in zip(self._parameters, layout.offsets, strict=True):
             flat = flats[parameter.wire][offset : offset + parameter.size]
             slots.append(flat.reshape(parameter.shape))
+        self._outdated: dict[int, tuple[Any, int]] = {}  # views from before, and what they held
         if self._views:
-            for parameter, slot in zip(self._parameters, slots, strict=True):
-                xp.copyto(slot, self.gradients[parameter.name])
+            for index, (parameter, slot) in enumerate(zip(self._parameters, slots, strict=True)):
+                before = self.gradients[parameter.name]
+                xp.copyto(slot, before)
                 self.gradients[parameter.name] = slot
+                if self._rebuilt:
+                    self._outdated[index] = before, digest(before)
         if xp is not np:  # or a gradient on another stream might come first
             device.current_stream().synchronize()
         for plan in self._plans:
@@ -241,10 +247,9 @@ class GradientReducer:
     def _take(self, index: int, gradient: Any) -> None:
         """Bring a gradient into its buckets and launch those that are full."""
         parameter, slot = self._parameters[index], self._slots[index]
+        if self._views:
+            self._check_view(index, gradient)
         if gradient is not slot:
-            if self._views:
-                name = repr(parameter.name)
-                raise ArgumentError(f"gradient {name}: with views=True write into reducer.gradients[{name}]")
             if gradient.shape != parameter.shape or gradient.dtype.str != parameter.dtype:
                 raise ArgumentError(
                     f"gradient {parameter.name!r} was registered as {parameter.shape} {parameter.dtype}, "
@@ -265,6 +270,18 @@ class GradientReducer:
                 self._launch(number)
         while not self._overlap and self._next_is_full():
             self._launch(len(self._launched))
+
+    def _check_view(self, index: int, gradient: Any) -> None:
+        """Refuse a gradient elsewhere than in its bucket, and one that was written where that was before."""
+        before, held = self._outdated.pop(index, (None, 0))
+        name = repr(self._parameters[index].name)
+        if gradient is not self._slots[index] and gradient is not before:
+            raise ArgumentError(f"gradient {name}: with views=True write into reducer.gradients[{name}]")
+        if before is not None and (gradient is before or digest(before) != held):
+            raise ArgumentError(
+                f"gradient {name} was written into a view from before the first wait(), which has rebuilt "
+                f"the buckets: fetch reducer.gradients[{name}] anew"
+            )
 
     def _scales_first(self, parameter: Parameter) -> bool:
         return self._average and parameter.wire != parameter.dtype
@@ -314,6 +331,7 @@ class GradientReducer:
                         self._give_back(piece.parameter)
                         yield self._parameters[piece.parameter].name
             yield from (p.name for p in self._parameters if not p.size)
+            self._outdated.clear()
             if not self._rebuilt:
                 self._rebuild()
             self._begin_step()
@@ -406,17 +424,3 @@ class GradientReducer:
             plan.Free()
         self._plans = []
         self._comm.Free()
-
-
-class _State:
-    """What the end of the program must know: whether a step is open."""
-
-    def __init__(self) -> None:
-        self.open = False
-
-
-def _left_open(agreement: Agreement, state: _State, rank: int) -> None:
-    """At the end of the program, or of the reducer's life: others may be waiting for this rank."""
-    if state.open and not MPI.Is_finalized():
-        with background_held():
-            agreement.revoke(f"rank {rank} ended in the middle of a step, with gradients not ready")

@@ -188,6 +188,31 @@ def test_gradients_on_several_streams(views: bool, overlap: bool, monkeypatch: p
                         np.testing.assert_array_equal(reducer.gradients[name].get(), average(name, step))
 
 
+@pytest.mark.parametrize("written", ["view", "part of it", "given"])
+def test_views_from_before_the_buckets_were_rebuilt_are_refused(written: str) -> None:
+    """Only the first step's order is another one here, so that nothing but the second can go wrong."""
+    reducer = make("test", views=True)
+    early = dict(reducer.gradients)
+    for name in SHAPES:
+        early[name][...] = gradient(RANK, name)
+        reducer.ready(name)
+    reducer.wait()
+    assert reducer.gradients["w1"] is not early["w1"]
+    if RANK:  # hears of it
+        for name in SHAPES:
+            reducer.ready(name)
+        with pytest.raises(mpicoll.RevokedError, match=r"rank 0 gave up .*fetch reducer\.gradients"):
+            reducer.wait()
+        return
+    reducer.ready("w2")  # as it was: refused is only what was written
+    target = early["w1"].reshape(-1)[3:] if written == "part of it" else early["w1"]
+    target[...] = 77
+    with pytest.raises(
+        mpicoll.ArgumentError, match=r"'w1' was written into a view .* fetch reducer\.gradients"
+    ):
+        reducer.ready("w1", early["w1"] if written == "given" else None)
+
+
 def test_half_the_bytes_on_the_wire() -> None:
     """Rounded once on each rank and at each of the P-1 sums, by half a unit of the last of 11 bits."""
     rng = np.random.default_rng(3)

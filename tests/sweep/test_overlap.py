@@ -96,6 +96,59 @@ def test_a_rank_that_fails_in_the_backward_pass_ends_the_job(what: str) -> None:
     assert "rank 1 ended in the middle of a step" in done.stderr, done.stderr
 
 
+SERIALIZED = """
+import gc, threading
+import mpi4py
+mpi4py.rc.thread_level = "serialized"
+from mpi4py import MPI
+import numpy as np, mpicoll
+from mpicoll.agree import Agreement
+comm, multiple = MPI.COMM_WORLD, MPI.Query_thread() == MPI.THREAD_MULTIPLE
+grads = {f"w{i}": np.zeros(1000, "f") for i in range(4)}
+with mpicoll.GradientReducer(comm, grads, bucket_bytes=4000, background=True) as reducer:
+    for step in range(20):
+        for name, gradient in grads.items():
+            gradient[:] = comm.rank + step
+            reducer.ready(name)
+        reducer.wait()
+        assert all((gradient == 0.5 + step).all() for gradient in grads.values())
+    assert len(reducer.flights) == 4 and all(plan.background for plan in reducer._plans)
+
+# A reducer with an open step that another thread's garbage collection finds.
+reducer, told, revoke = mpicoll.GradientReducer(comm, grads), [], Agreement.revoke
+reducer.ready("w0")
+if comm.rank == 0:
+    def note(self, why, **options):
+        told.append(threading.current_thread().name)
+        revoke(self, why, **options)
+    Agreement.revoke = note
+    kept = [reducer]
+    del reducer
+    thread = threading.Thread(target=lambda: (kept.clear(), gc.collect()), name="collector")
+    thread.start()
+    thread.join()
+    assert told == (["collector"] if multiple else []), told
+mpicoll.Comm(comm)
+if comm.rank == 0:
+    assert told == (["collector"] if multiple else ["MainThread"]), told
+else:
+    try:
+        for name in ("w1", "w2", "w3"):
+            reducer.ready(name)
+        reducer.wait()
+    except mpicoll.RevokedError as error:
+        assert "rank 0 ended in the middle of a step" in str(error)
+        print("heard", flush=True)
+"""
+
+
+def test_at_mpi_thread_serialized() -> None:
+    """The background thread moves buckets, and no finalizer calls MPI beside another thread."""
+    done = mpirun(2, [sys.executable, "-c", SERIALIZED], 60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["heard"]
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

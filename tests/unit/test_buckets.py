@@ -65,6 +65,8 @@ def test_buckets_come_in_the_order_in_which_they_are_full(case):
 def test_first_bucket_is_smaller():
     parameters = [parameter(f"p{i}", 10) for i in range(7)]
     assert sizes(lay_out(parameters, range(7), 120, 40)) == [40, 120, 120]
+    assert sizes(lay_out(parameters, range(7), 120, 400)) == [120, 120, 40]
+    assert sizes(lay_out([parameter("large", 60), *parameters], range(8), 120, 40)) == [120] * 4 + [40]
 
 
 def test_large_gradient_is_cut_and_small_ones_are_not():
