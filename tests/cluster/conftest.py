@@ -9,27 +9,27 @@ import pytest
 
 import virtual_nodes
 import virtual_slurm
-from libraries import ROOT, Library
+from libraries import Library, installed
 from vcluster import Cluster, Settings
 
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    """Four nodes, with a Slurm where this machine has one. It ends with this process, however that ends."""
+    """Eight nodes, with a Slurm where this machine has one. It ends with this process, however that ends."""
     if reason := virtual_nodes.missing():
         pytest.skip(reason)
     with_slurm = virtual_slurm.missing() is None
-    cluster = Cluster.up(f"pytest-{os.getpid()}", Settings(4, slurm=with_slurm), owner=os.getpid())
+    cluster = Cluster.up(f"pytest-{os.getpid()}", Settings(8, slurm=with_slurm), owner=os.getpid())
     try:
         yield cluster
     finally:
         cluster.down()
 
 
-@pytest.fixture(params=["mpich", "openmpi"], scope="session")
+@pytest.fixture(params=["mpich", "openmpi"])
 def library(request: pytest.FixtureRequest) -> Library:
-    """Each MPI library in turn: those that `make` has installed, else the one beside this Python."""
-    bin_dir = ROOT / f".venv-{request.param}" / "bin"
-    if not bin_dir.is_dir():
+    """Each MPI library in turn, if `make` has installed it."""
+    library = installed(request.param)
+    if library is None:
         pytest.skip(f"no {request.param} here: `make test` installs it")
-    return Library(request.param, bin_dir)
+    return library

@@ -57,3 +57,9 @@ class Library:
         """Run a verb that needs no ranks."""
         argv = [str(self.bin_dir / "python"), "-m", "mpicoll", *(str(word) for word in words)]
         return run(argv, timeout, self.environment(), ROOT)
+
+
+def installed(name: str) -> Library | None:
+    """The library that `make` has installed in the virtual environment called after it."""
+    bin_dir = ROOT / f".venv-{name}" / "bin"
+    return Library(name, bin_dir) if bin_dir.is_dir() else None

@@ -159,6 +159,10 @@ class Cluster:
         """Bring a node back that died: `Node.end` is the loss of one."""
         node = self.node(name)
         node.end()
+        # A node that boots from an image has none of these: the same job's next start would meet its old
+        # sockets there (Slurm's PMIx: "Address already in use").
+        for left in (node.tmp, self.slurm.spool(node)):
+            shutil.rmtree(left, ignore_errors=True)
         node.start(private_tmp=self.settings.private_tmp)
         node.await_start()
         self._plug_in(node)

@@ -52,7 +52,8 @@ SchedulerParameters=batch_sched_delay=0,sched_interval=1,bf_interval=1
 ReturnToService=2
 SlurmdTimeout=10
 SlurmctldTimeout=30
-KillWait=2
+KillWait=5
+OverTimeLimit=5
 WaitTime=0
 MinJobAge=3600
 """
@@ -102,7 +103,7 @@ class Slurm:
         if reason:
             raise ClusterError(reason)
         at, munge = self.directory, self.directory / "munge"
-        for folder in (munge, at / "slurm" / "state", *(at / "slurm" / f"spool.{n.name}" for n in nodes)):
+        for folder in (munge, at / "slurm" / "state"):
             folder.mkdir(parents=True)
         self.conf.write_text(
             CONFIGURATION.format(
@@ -133,8 +134,13 @@ class Slurm:
         if not wait_for(lambda: self.ready(len(nodes)), 30):
             raise ClusterError(f"Slurm's nodes do not register: {self.ask('sinfo', '--Node', '--long')}")
 
+    def spool(self, node: Node) -> Path:
+        """Where the slurmd of a node keeps what it needs to run its steps."""
+        return self.directory / "slurm" / f"spool.{node.name}"
+
     def start_node(self, node: Node) -> None:
         """Start the slurmd of a node."""
+        self.spool(node).mkdir(exist_ok=True)
         node.run(["slurmd", "-f", str(self.conf), "-N", node.name])
 
     def ready(self, nodes: int) -> bool:
