@@ -78,7 +78,7 @@ def _build_on_device(contender: Contender, work: DeviceWorkload, own: Any, plain
         call, free = nccl(work, plain)
         return Runnable(contender, call, free, algorithm="nccl", facts={"buffer": "cupy"})
     if contender.builtin:
-        require_aware()
+        require_aware(own)
         if contender.name == "builtin":
             made = Runnable(contender, partial(getattr(plain, method), *arguments), algorithm="builtin")
         else:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from mpicoll import device, probe
+from mpicoll import device
 from mpicoll.bench.cases import Case
 from mpicoll.bench.workload import GUARD_BYTES, Workload
 from mpicoll.errors import ArgumentError, Unsupported
@@ -75,9 +75,9 @@ def synchronised(call: Callable[[], Any]) -> Callable[[], None]:
     return whole
 
 
-def require_aware() -> None:
-    """Raise `Unsupported` where MPI was not proved able to take device memory: it would crash."""
-    verdict = probe.aware()
+def require_aware(own: Any) -> None:
+    """Raise `Unsupported` unless MPI was proved able to take device memory, on all ranks: it would crash."""
+    verdict = own._planner.aware
     if not verdict.aware:
         raise Unsupported(f"MPI is given no device memory: {verdict.how}")
 

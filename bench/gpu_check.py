@@ -4,13 +4,15 @@ Run under mpirun on two or more ranks, which may share a device. First results a
 algorithms, stagings and types, and collectives whose input a slow kernel is still writing. Then times are
 taken: memory and kernels alone, collectives from small to large on every path, and an all-reduce beside
 kernels on another stream. Everything goes to `checks.csv` (one row for each check or timed call),
-`gpu-check.json` (the conditions) and `report.md`. Status 1 if any result was wrong.
+`gpu-check.json` (the conditions) and `report.md`, after each part, so that a crash loses one part at most.
+Status 1 if any result was wrong.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import io
 import json
 import sys
 import time
@@ -31,6 +33,7 @@ from mpicoll.bench.device_contenders import (
     use_own_device,
 )
 from mpicoll.bench.sizes import parse_bytes, parse_sizes
+from mpicoll.bench.store import explained
 from mpicoll.bench.timing import no_garbage_collection
 from mpicoll.bench.workload import Workload
 from mpicoll.bench.world import World, start
@@ -74,34 +77,35 @@ def run(args: argparse.Namespace) -> int:
             raise ArgumentError("gpu-check needs two ranks or more; they may share a device")
     check = Check(world, args.budget)
     began = time.monotonic()
-    for part in (check.correctness, check.races, check.memory, check.sizes, check.overlap):
-        for row in part(sizes, large):
+    for name in gpu_report.PARTS:
+        for row in getattr(check, name)(sizes, large):
             check.rows.append(dict.fromkeys(COLUMNS) | row)
-        if world.first:
-            print(f"{part.__name__}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
-    wrong = [row for row in check.rows if row["status"] == "wrong"]
-    with world.together(status=1):
-        if world.first:
-            _write(Path(args.output), world, check.rows, large)
-    return 1 if wrong else 0
+        check.parts.append(name)
+        with world.together(status=1):  # what a later part may not live to write is there
+            if world.first:
+                _write(Path(args.output), check, large)
+                print(f"{name}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+    if world.first:
+        print((Path(args.output) / "report.md").read_text(encoding="utf-8"), flush=True)
+    return 1 if any(row["status"] == "wrong" for row in check.rows) else 0
 
 
-def _write(directory: Path, world: World, rows: list[Row], large: int) -> None:
-    directory.mkdir(parents=True, exist_ok=True)
-    with (directory / "checks.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    verdict = probe.aware()
+def _write(directory: Path, check: Check, large: int) -> None:
+    world, verdict = check.world, check.verdict
     facts = {
         "machine": world.machine, "software": world.software, "vendor": world.vendor, "ranks": world.size,
-        "devices": device.describe(), "aware": verdict.aware, "how": verdict.how,
+        "devices": device.describe(), "aware": verdict.aware, "how": verdict.how, "parts": check.parts,
         "reported": probe.reported(), "large": large, "taken": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }  # fmt: skip
-    (directory / "gpu-check.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-    text = gpu_report.text_of(facts, rows)
-    (directory / "report.md").write_text(text, encoding="utf-8")
-    print(text, flush=True)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(check.rows)
+    with explained(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / "checks.csv").write_text(text.getvalue(), encoding="utf-8")
+        (directory / "gpu-check.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+        (directory / "report.md").write_text(gpu_report.text_of(facts, check.rows), encoding="utf-8")
 
 
 class Check:
@@ -113,9 +117,11 @@ class Check:
         self.world, self.budget = world, budget
         self.own: Any = mpicoll.Comm(world.control)
         self.plain = world.control.Dup()
-        self.aware = world.control.allreduce(int(bool(probe.aware().aware)), _min()) == 1
+        self.verdict = self.own._planner.aware
+        self.aware = bool(self.verdict.aware)
         self.stagings = STAGINGS if self.aware else STAGINGS[1:]
         self.rows: list[Row] = []
+        self.parts: list[str] = []  # that are over
         self.epoch = 0
 
     # -- results -------------------------------------------------------------------------------------------

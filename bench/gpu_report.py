@@ -10,6 +10,7 @@ import numpy as np
 from mpicoll.bench.sizes import format_bytes, format_seconds
 
 Row = dict[str, Any]
+PARTS = ("correctness", "races", "memory", "sizes", "overlap")  # in the order in which they run
 REDUCTION_AIM, STAGED_AIM = 0.9, 0.8
 
 
@@ -23,17 +24,39 @@ def medians(rows: Iterable[Row], part: str) -> dict[tuple[str, int], float]:
 
 
 def aims(rows: list[Row], large: int) -> list[tuple[str, float, float]]:
-    """(what, ratio, aim): how near kernels and staging come to what the hardware was seen to do."""
+    """(what, ratio, aim): how near kernels and staging come to what the hardware was seen to do.
+
+    Nothing about a part that was not measured.
+    """
     memory, sizes = medians(rows, "memory"), medians(rows, "sizes")
-    # A reduction moves three bytes where a copy moves two.
-    reduction = 1.5 * memory["device copy", large] / memory["reduction", large]
-    slower = max(memory["copy to pinned host", large], memory["copy from pinned host", large],
-                 sizes["ring host", large])  # fmt: skip
-    staged = min(sizes[f"ring staging={where}", large] for where in ("host", "device"))
-    return [
-        ("reduction's bandwidth / device copy's", reduction, REDUCTION_AIM),
-        ("slower of (pinned copy, host collective) / staged collective", slower / staged, STAGED_AIM),
-    ]
+    found = []
+    if memory:  # a reduction moves three bytes where a copy moves two
+        reduction = 1.5 * memory["device copy", large] / memory["reduction", large]
+        found.append(("reduction's bandwidth / device copy's", reduction, REDUCTION_AIM))
+    if memory and sizes:
+        slower = max(memory["copy to pinned host", large], memory["copy from pinned host", large],
+                     sizes["ring host", large])  # fmt: skip
+        staged = min(sizes[f"ring staging={where}", large] for where in ("host", "device"))
+        found.append(
+            ("slower of (pinned copy, host collective) / staged collective", slower / staged, STAGED_AIM)
+        )
+    return found
+
+
+def hidden(rows: Iterable[Row], large: int) -> dict[str, tuple[float, float]]:
+    """For each staging: time of both over the longer of the two, and the part of the shorter that is hidden.
+
+    1 and 1 are perfect; nothing hidden is the sum of the two, and 0.
+    """
+    times = medians(rows, "overlap")
+    found = {}
+    for what, _ in times:
+        if what.startswith("both ("):
+            staging = what[len("both (") : -1]
+            alone = times[f"kernels ({staging})", large], times[f"all-reduce ({staging})", large]
+            both = times[what, large]
+            found[staging] = both / max(alone), (sum(alone) - both) / min(alone)
+    return found
 
 
 def text_of(facts: dict[str, Any], rows: list[Row]) -> str:
@@ -41,12 +64,14 @@ def text_of(facts: dict[str, Any], rows: list[Row]) -> str:
     large = facts["large"]
     proved = [row for row in rows if row["seconds"] is None]
     wrong = [row for row in proved if row["status"] != "ok"]
+    lacking = next((part for part in PARTS if part not in facts["parts"]), None)
     devices = ", ".join(one["name"] for one in facts["devices"])
     lines = [
         f"# Device buffers on {devices}, {facts['ranks']} ranks, {facts['vendor']}",
         "",
         f"Device memory in messages: {facts['aware']} ({facts['how']}).",
         "",
+        *([] if lacking is None else [f"NOT WHOLE: it ended before the part {lacking!r} was over.", ""]),
         f"Results: {len(proved)} proved, {len(wrong)} wrong.",
         *(f"- WRONG {row['what']}: {row['reason']}" for row in wrong),
         "",
@@ -63,6 +88,8 @@ def text_of(facts: dict[str, Any], rows: list[Row]) -> str:
         f"Beside kernels on another stream, {format_bytes(large)}:",
         "",
         *(f"- {what}: {format_seconds(t)}" for (what, _), t in medians(rows, "overlap").items()),
+        *(f"- {staging}: {ratio:.2f} of the longer of the two, {part:.0%} of the shorter one hidden"
+          for staging, (ratio, part) in hidden(rows, large).items()),
         "",
     ]  # fmt: skip
     return "\n".join(lines)

@@ -24,7 +24,7 @@ from .memory import leave_to_mpi
 from .native import native_status
 from .ops import name_of
 from .plan import compile_program
-from .probe import aware
+from .probe import Verdict, aware
 from .registry import Algorithm, Params, get
 from .registry import algorithms as registered
 from .requests import LANES, Request
@@ -82,6 +82,7 @@ class Planner:
         top = self.comm.Get_attr(MPI.TAG_UB)
         self.tag_top = 32767 if top is None else int(top)
         self.agreement = Agreement(self.comm, self.tag_top, polite, Request.advance_open)
+        timeout, verdict = self.settle(lambda: (_timeout(), aware()), "environment")
         self.environment = Environment(
             self.comm,
             polite,
@@ -89,8 +90,9 @@ class Planner:
             self.agreement.revoke,
             sync_sends=bool(os.environ.get("MPICOLL_SYNC_SENDS")),
             trace=bool(os.environ.get("MPICOLL_TRACE")),
-            timeout=self.settle(_timeout, "environment"),
+            timeout=timeout,
         )
+        self.aware = self._agree_on_aware(verdict)
         self.agreement.timeout = self.environment.timeout
         self.machine: Machine | None = None
         self.engine = self._agree_on_engine(engine, calibrated)
@@ -118,6 +120,16 @@ class Planner:
         digest = hashlib.blake2b(content, digest_size=6).hexdigest() if content else "none"
         self.agreement.settle(("engine", chosen, "calibration", digest), error)
         return chosen
+
+    def _agree_on_aware(self, mine: Verdict) -> Verdict:
+        """Whether MPI may be given device memory: if every rank has the proof, as all reduce in one place."""
+        lacking = np.array([self.size if mine.aware else self.rank, -bool(mine.aware)], np.int64)
+        self.comm.Allreduce(MPI.IN_PLACE, lacking, MPI.MIN)
+        first, some = int(lacking[0]), bool(lacking[1])
+        if first == self.size or not some:
+            return mine
+        how: str = self.comm.bcast(mine.how, root=first)
+        return mine if first == self.rank else Verdict(False, f"on rank {first}: {how}")
 
     def _idle(self) -> bool:
         """Called now and then during long waits; whether it should be called again soon."""
@@ -342,14 +354,13 @@ class Planner:
             if wanted is not None:
                 raise ArgumentError("staging is for device buffers; these are in host memory")
             return None
-        verdict = aware()
         host_only = call.operation is not None and call.operation.ufunc is None
         return choose_staging(
             call.collective,
             self.size,
             wanted,
-            aware=bool(verdict.aware),
-            how=verdict.how,
+            aware=bool(self.aware.aware),
+            how=self.aware.how,
             unfit=call.unfit,
             host_only=host_only,
         )

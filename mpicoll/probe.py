@@ -11,6 +11,7 @@ through the host. MPICOLL_GPU_AWARE=0 or 1 overrides.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -33,6 +34,7 @@ from .errors import ArgumentError
 
 SIZES = (8, 64 << 10, 4 << 20)  # [B]: eager, at the edge, and by rendezvous in every library
 SECONDS = 120.0  # for the child job; a hang is a failure
+GRACE = 5.0  # for what is left of it to end, once it was killed
 MARK = "mpicoll-probe "
 #: Settings that can change what a library does with device memory.
 SETTINGS = re.compile(
@@ -65,10 +67,12 @@ def aware() -> Verdict:
 
 @functools.cache
 def _remembered() -> Verdict:
-    found = _read().get(key())
-    if found is None:
+    known = _read()
+    found: Any = known.get(key()) if known else None
+    try:
+        return Verdict(bool(found["aware"]), f"probe of {found['when']}: {found['how']}")
+    except (KeyError, TypeError):  # nothing is known, or what was written is not whole
         return Verdict(None, "not proved on this machine, library and settings; run `mpicoll probe` once")
-    return Verdict(bool(found["aware"]), f"probe of {found['when']}: {found['how']}")
 
 
 def cache_file() -> Path:
@@ -158,13 +162,26 @@ def prove(command: Sequence[str] | None = None, seconds: float = SECONDS) -> tup
         ended = _ending(process.returncode)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
-        out, err = process.communicate()
+        out, err = _rest(process)
         ended = f"no end after {seconds:g} s"
     said = _said(out)
     verdict = _judge(said, ended, process.returncode, err)
     if verdict.aware is not None and "key" in said:
         remember(said["key"], verdict)
     return verdict, said.get("reported", {})
+
+
+def _rest(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """What a killed job had printed. Ranks may outlive it, in sessions of their own, and hold the pipes."""
+    try:
+        return process.communicate(timeout=GRACE)
+    except subprocess.TimeoutExpired as error:
+        for pipe in (process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()
+        process.wait()
+        out, err = (part if isinstance(part, bytes) else b"" for part in (error.stdout, error.stderr))
+        return out.decode(errors="replace"), err.decode(errors="replace")
 
 
 def _ending(status: int) -> str:
@@ -179,7 +196,8 @@ def _said(out: str) -> dict[str, Any]:
     said: dict[str, Any] = {}
     for line in out.splitlines():
         if MARK in line:
-            said |= json.loads(line.partition(MARK)[2])
+            with contextlib.suppress(ValueError):  # a job that was killed may leave half a line
+                said |= json.loads(line.partition(MARK)[2])
     return said
 
 

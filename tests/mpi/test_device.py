@@ -8,8 +8,10 @@ tests run on a real device (tests/gpu).
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,9 +20,9 @@ from mpi4py import MPI
 
 import mpicoll
 from devices import fake_device
-from mpicoll.probe import aware
+from mpicoll.probe import _remembered, aware
 
-from .support import WORLD, answer, values, world
+from .support import WORLD, answer, values
 
 pytestmark = pytest.mark.ranks(2, 3)  # the programs are proved for more in tests/unit/test_staging.py
 RANKS = WORLD.size
@@ -44,6 +46,12 @@ def cupy(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Ite
 
 def _params(request: pytest.FixtureRequest) -> dict[str, Any]:
     return request.node.callspec.params if hasattr(request.node, "callspec") else {}
+
+
+@functools.cache
+def world(engine: str) -> mpicoll.Comm:
+    """Made while device memory in messages counts as proved, and once."""
+    return mpicoll.Comm(WORLD, engine=engine)
 
 
 def slowly(cupy: Any, content: Any) -> Any:
@@ -171,9 +179,9 @@ def test_what_the_device_cannot_compute_is_reduced_on_the_host(cupy: Any) -> Non
 
 
 def test_unproved_libraries_get_no_device_memory(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    comm = world("python")
-    x, y = slowly(cupy, values(WORLD.rank, 64)), cupy.empty(64, "f")
     monkeypatch.setenv("MPICOLL_GPU_AWARE", "0")
+    comm = mpicoll.Comm(WORLD, engine="python")
+    x, y = slowly(cupy, values(WORLD.rank, 64)), cupy.empty(64, "f")
     plan = comm.Allreduce_init(x, y)
     assert plan.buffer == "cupy_staged"
     plan.Free()
@@ -185,6 +193,38 @@ def test_unproved_libraries_get_no_device_memory(cupy: Any, monkeypatch: pytest.
         comm.Allreduce(x, np.empty(64, "f"))
     with pytest.raises(mpicoll.ArgumentError, match="staging is for device buffers"):
         comm.Allreduce(np.empty(64, "f"), np.empty(64, "f"), staging="host")
+    comm.Free()
+
+
+@pytest.mark.parametrize("lacking", range(RANKS))
+def test_a_proof_counts_where_every_rank_has_it(
+    cupy: Any, monkeypatch: pytest.MonkeyPatch, lacking: int, tmp_path: Path
+) -> None:
+    """Where one rank's cache knows nothing, none gives MPI device memory, and all reduce in one place."""
+    if lacking == WORLD.rank:
+        monkeypatch.delenv("MPICOLL_GPU_AWARE")
+        monkeypatch.setenv("MPICOLL_CACHE", str(tmp_path))
+        _remembered.cache_clear()
+    comm = mpicoll.Comm(WORLD, engine="python")
+    x, y = slowly(cupy, values(WORLD.rank, COUNT)), cupy.empty(COUNT, "f")
+    for _ in range(2):
+        comm.Allreduce(x, y, algorithm="ring")  # whose kind is not compared again
+        np.testing.assert_array_equal(y.get(), answer(RANKS, COUNT))
+        y.fill(0)
+    comm.Iallreduce(x, y, algorithm="ring").Wait()  # nor ever
+    np.testing.assert_array_equal(y.get(), answer(RANKS, COUNT))
+    where = "" if lacking == WORLD.rank else f"on rank {lacking}: "
+    with pytest.raises(mpicoll.ArgumentError, match=f"{where}not proved on this machine"):
+        comm.Allreduce(x, y, staging="none")
+    comm.Free()
+    _remembered.cache_clear()
+
+
+def test_a_wrong_override_is_refused_on_all_ranks(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    if WORLD.rank == 0:
+        monkeypatch.setenv("MPICOLL_GPU_AWARE", "yes")
+    with pytest.raises(mpicoll.ArgumentError, match="MPICOLL_GPU_AWARE is 0 or 1"):
+        mpicoll.Comm(WORLD)
 
 
 def test_ranks_must_reduce_in_the_same_place(cupy: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 
 from devices import FAKE
 from launch import mpirun
-from mpicoll.bench.gpu_report import text_of
+from mpicoll.bench.gpu_report import PARTS, text_of
 from mpicoll.bench.spec import make_spec
 from mpicoll.errors import ArgumentError
 
@@ -62,6 +63,30 @@ def test_gpu_check_from_end_to_end(tmp_path: Path) -> None:
         rows = list(csv.DictReader(file))
     assert {row["part"] for row in rows} == {"correctness", "race", "memory", "sizes", "overlap"}
     assert {row["buffer"] for row in rows} == {"", "host", "cupy", "cupy_staged"}
+    assert len(re.findall(r"(none|host|device): [\d.]+ of the longer of the two, -?\d+% of the", report)) == 3
+    assert "NOT WHOLE" not in report
+
+
+CRASHES = """
+import os, sys
+from mpicoll.bench import cli, gpu_check
+gpu_check.Check.sizes = lambda self, sizes, large: os._exit(7)
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+def test_a_crash_of_gpu_check_loses_one_part(tmp_path: Path) -> None:
+    path = os.pathsep.join([str(FAKE), os.environ.get("PYTHONPATH", "")])
+    argv = "gpu-check --sizes 4 --large 4K --budget 0.001 -o out".split()
+    env = {"PYTHONPATH": path, "MPICOLL_GPU_AWARE": "0"}
+    done = mpirun(2, [sys.executable, "-c", CRASHES, *argv], 100, env, tmp_path)
+    assert done.returncode == 7, done.stdout + done.stderr
+    report = (tmp_path / "out" / "report.md").read_text()
+    assert "NOT WHOLE: it ended before the part 'sizes' was over" in report
+    assert "0 wrong" in report
+    assert "reduction's bandwidth / device copy's" in report
+    with (tmp_path / "out" / "checks.csv").open() as file:
+        assert {row["part"] for row in csv.DictReader(file)} == {"correctness", "race", "memory"}
 
 
 def test_gpu_report_names_what_is_wrong_and_what_missed_its_aim() -> None:
@@ -83,14 +108,19 @@ def test_gpu_report_names_what_is_wrong_and_what_missed_its_aim() -> None:
         timed("sizes", "ring host", 2.0),
         timed("sizes", "ring staging=host", 5.0),
         timed("sizes", "ring staging=device", 9.0),
+        timed("overlap", "kernels (host)", 4.0),
+        timed("overlap", "all-reduce (host)", 2.0),
+        timed("overlap", "both (host)", 4.5),
         {"part": "race", "what": "allreduce", "seconds": None, "status": "wrong", "reason": "element 3"},
     ]
     facts = {"large": 1000, "devices": [{"name": "D"}], "ranks": 2, "vendor": "V", "aware": None, "how": "h"}
+    facts["parts"] = PARTS
     text = text_of(facts, rows)
     assert "1 proved, 1 wrong" in text
     assert "WRONG allreduce: element 3" in text
     assert "reduction's bandwidth / device copy's: 0.75 (aim 0.9: missed)" in text
     assert "staged collective: 0.80 (aim 0.8: met)" in text
+    assert "host: 1.12 of the longer of the two, 75% of the shorter one hidden" in text
 
 
 def test_example_on_a_device(tmp_path: Path) -> None:

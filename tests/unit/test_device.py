@@ -169,6 +169,7 @@ def test_a_proof_is_remembered() -> None:
         ("say(trying=8); say(wrong='3 of 8 bytes wrong'); sys.exit(1)", "exit status 1.*3 of 8 bytes wrong"),
         ("say(trying=8); time.sleep(60)", "no end after 1 s while it sent 8 bytes"),
         ("say(trying=8)", "exit status 0 while"),  # it never said that it was proved
+        ("say(trying=8); print('mpicoll-probe {\"proved\": tr')", "exit status 0 while"),
     ],
 )
 def test_a_crash_a_hang_or_wrong_bytes_are_a_no(code: str, words: str) -> None:
@@ -176,6 +177,37 @@ def test_a_crash_a_hang_or_wrong_bytes_are_a_no(code: str, words: str) -> None:
     assert verdict.aware is False
     assert re.search(words, verdict.how), verdict.how
     assert json.loads(probe.cache_file().read_text())["k"]["aware"] is False
+
+
+@pytest.mark.timeout(60)
+def test_what_outlives_a_killed_probe_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a rank does that its launcher has started in a session of its own; it holds the pipes."""
+    monkeypatch.setattr(probe, "GRACE", 0.2)
+    stop = tmp_path / "stop"
+    lives_on = f"import os, time\nfor _ in range(1000): os.path.exists({str(stop)!r}) or time.sleep(0.1)"
+    code = (
+        f"import subprocess; subprocess.Popen([sys.executable, '-c', {lives_on!r}], start_new_session=True)\n"
+        "say(trying=8); time.sleep(60)"
+    )
+    try:
+        verdict, reported = probe.prove(child(SAY + code), seconds=1)
+    finally:
+        stop.touch()
+    assert verdict == (False, "no end after 1 s while it sent 8 bytes of device memory")
+    assert reported == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    "text", ["", '{"KEY": {"aware": tr', '{"KEY": {"aware": true}}', '{"KEY": 1}', "[1]"]
+)
+def test_what_is_not_whole_in_the_cache_is_no_proof(text: str, cache: Path) -> None:
+    probe.cache_file().write_text(text.replace("KEY", probe.key()))
+    assert probe.aware().aware is None
+    assert "mpicoll probe" in probe.aware().how
+    probe.remember(probe.key(), probe.Verdict(True, "all arrived"))
+    assert probe.aware().aware is True
 
 
 def test_where_nothing_was_tried_nothing_is_remembered() -> None:
