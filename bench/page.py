@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from pathlib import Path
@@ -17,6 +18,7 @@ from mpicoll.bench.sections import Loaded, Section
 from mpicoll.bench.texts import missing, text_of, time_of
 
 _TEMPLATES = Path(__file__).with_name("templates")
+VEGA_LITE = ".".join(alt.SCHEMA_VERSION.lstrip("v").split(".")[:2])  # the version that Altair writes for
 _MARKED = ("faster", "slower", "kept", "VIOLATED", "grave")  # cells that are given a colour
 
 
@@ -50,15 +52,30 @@ def specifications(sections: list[Section]) -> tuple[dict[str, Any], dict[str, A
     """The charts by the id of their place in the page, and the data sets that they share, by name."""
     specs: dict[str, Any] = {}
     datasets: dict[str, Any] = {}
-    with alt.data_transformers.enable("default", max_rows=None):
-        for part in (part for section in sections for part in section.walk()):
-            for name, chart in part.charts.items():
-                spec = chart.to_dict()
-                own = spec.pop("datasets", {})
-                spec["usermeta"] = {**spec.get("usermeta", {}), "datasets": list(own)}
-                datasets |= {key: [_without_nan(row) for row in rows] for key, rows in own.items()}
-                specs[f"{part.slug}-{name}"] = spec
+    for part in (part for section in sections for part in section.walk()):
+        for name, chart in part.charts.items():
+            spec = specification(chart)
+            own = spec.pop("datasets", {})
+            spec["usermeta"] = {**spec.get("usermeta", {}), "datasets": list(own)}
+            datasets |= {key: [_without_nan(row) for row in rows] for key, rows in own.items()}
+            specs[f"{part.slug}-{name}"] = spec
     return specs, datasets
+
+
+def specification(chart: Any) -> dict[str, Any]:
+    """A chart as Vega-Lite, with however many rows."""
+    with alt.data_transformers.enable("default", max_rows=None):
+        return dict(chart.to_dict())
+
+
+def write_figures(section: Section, folder: Path) -> None:
+    """Each chart of a section and its parts as SVG, and that as PNG."""
+    for part in section.walk():
+        for name, chart in part.charts.items():
+            folder.mkdir(parents=True, exist_ok=True)
+            svg = vl_convert.vegalite_to_svg(specification(chart), VEGA_LITE)
+            (folder / f"{name}-{part.slug}.svg").write_text(svg, encoding="utf-8")
+            (folder / f"{name}-{part.slug}.png").write_bytes(vl_convert.svg_to_png(svg, scale=2))
 
 
 def _without_nan(row: dict[str, Any]) -> dict[str, Any]:
@@ -76,8 +93,8 @@ def _part(name: str) -> Markup:
     return Markup((_TEMPLATES / name).read_text(encoding="utf-8"))
 
 
+@functools.cache
 def program() -> Markup:
-    """Vega, Vega-Lite and Vega-Embed as one script."""
-    version = ".".join(alt.SCHEMA_VERSION.lstrip("v").split(".")[:2])
-    bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", version)
+    """Vega, Vega-Lite and Vega-Embed as one script; putting it together takes seconds."""
+    bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", VEGA_LITE)
     return Markup(bundle.replace("</script", "<\\/script"))

@@ -73,21 +73,12 @@ def run(args: argparse.Namespace) -> int:
     sections = make_all(data)
     if args.figures:
         for section in sections:
-            write_figures(section, output / "figures")
+            page.write_figures(section, output / "figures")
     page.write(output / "report.html", data, sections)
     print(as_text(sections))
     written = [output / name for name in ("report.html", "summary.csv", *(["figures"] * args.figures))]
     print(f"\nwrote {', '.join(map(str, written))}")
     return int((results.samples["status"] == "wrong").any() or overlap_section.any_wrong(data))
-
-
-def write_figures(section: Section, folder: Path) -> None:
-    """Each chart of a section and its parts as SVG and PNG."""
-    for part in section.walk():
-        for name, chart in part.charts.items():
-            folder.mkdir(parents=True, exist_ok=True)
-            chart.save(folder / f"{name}-{part.slug}.svg")
-            chart.save(folder / f"{name}-{part.slug}.png", scale_factor=2)
 
 
 def as_text(sections: list[Section]) -> str:

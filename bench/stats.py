@@ -95,7 +95,8 @@ def times_of(group: pd.DataFrame) -> pd.Series:
     Those that a rank began late (column `late`) are no good: the sweep has taken others for them.
     """
     left_out = group["warmup"].fillna(True).astype(bool) | group["late"].fillna(False).astype(bool)
-    good = group[(group["status"] == "ok") & ~left_out & group["seconds"].notna()]
+    ok = (group["status"] == "ok") & ~left_out & group["seconds"].notna()
+    good = group.loc[ok, ["seconds", *_SAMPLE]]
     return pd.Series(good["seconds"].to_numpy(float), index=pd.MultiIndex.from_frame(good[_SAMPLE]))
 
 
@@ -116,12 +117,12 @@ def _describe(times: pd.Series, group: pd.DataFrame) -> dict[str, Any]:
     lows, highs = zip(*map(median_interval, launches), strict=True)
     low, high = float(np.min(lows)), float(np.max(highs))  # NaN if one is
     p10, p90, p99 = np.percentile(times, [10, 90, 99])
-    timed = group[group["warmup"].eq(False) & ~group["late"].fillna(False).astype(bool)]
+    timed = group["warmup"].eq(False) & ~group["late"].fillna(False).astype(bool)
     return facts | {
         "medians": medians, "median": float(np.median(medians)), "median_low": low, "median_high": high,
         "min": float(times.min()), "p10": p10, "p90": p90, "p99": p99, "max": float(times.max()),
         "outliers": sum(int(outliers(values).sum()) for values in launches),
-        "skew": float(timed["skew"].median()),
+        "skew": float(group.loc[timed, "skew"].median()),
         "first_seconds": float(group["first_seconds"].median()),
         "build_seconds": float(group["build_seconds"].median()),
     }  # fmt: skip
@@ -147,9 +148,9 @@ def _bandwidths(fixed: dict[str, Any], times: pd.Series) -> dict[str, float]:
 def _status(group: pd.DataFrame) -> dict[str, Any]:
     """The worst status of a contender in a case, with its reason."""
     for status in ("wrong", "error", "unsupported"):
-        bad = group[group["status"] == status]
-        if len(bad):
-            return {"status": status, "reason": bad["reason"].iloc[0]}
+        bad = group["status"] == status
+        if bad.any():
+            return {"status": status, "reason": group.loc[bad, "reason"].iloc[0]}
     return {"status": "ok", "reason": None}
 
 
