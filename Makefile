@@ -7,7 +7,9 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
+ifndef SIDE_BY_SIDE
 .NOTPARALLEL:
+endif
 
 # Set PYTHON to choose one; otherwise the first of these that is at least 3.11, else at least 3.10.
 PYTHON ?=
@@ -77,19 +79,31 @@ lint: .venv-mpich/.stamp
 
 test-lint: lint
 
+# With Open MPI only what depends on the library: neither wrong arguments nor the README's commands once more.
 test-unit: $(TESTING)
+	@broken=; \
 	MPICOLL_TEST_LABEL="unit" .venv-mpich/bin/python -m pytest -q -n 2 --dist worksteal mpicoll tests \
-	    --ignore=tests/mpi --ignore=tests/cluster --ignore=tests/packaging
+	    --ignore=tests/mpi --ignore=tests/cluster --ignore=tests/packaging || broken=1; \
 	MPICOLL_TEST_LABEL="programs and oracle, Open MPI" .venv-openmpi/bin/python -m pytest -q -n 2 --dist worksteal \
-	    tests/oracle tests/sweep tests/test_examples.py
+	    tests/oracle tests/sweep tests/test_examples.py -k "not wrong_arguments and not wrong_usage and not readme and not demo" || broken=1; \
+	[ -z "$$broken" ]
 
 # Every algorithm for P = 1..64, and mutants of each refused.
 test-proof: .venv-mpich/.stamp
 	.venv-mpich/bin/mpicoll verify
 
+# The two libraries side by side as long as there are at most four ranks: these wait more than they compute.
 test-mpi: $(TESTING)
-	.venv-mpich/bin/python tests/run_mpi.py -q
-	.venv-mpich/bin/python tests/run_mpi.py -q --ranks 3 --sync-sends
+	@broken=; \
+	$(MAKE) SIDE_BY_SIDE=1 --no-print-directory --keep-going --jobs 2 --output-sync few-ranks-mpich few-ranks-openmpi || broken=1; \
+	.venv-mpich/bin/python tests/run_mpi.py -q --ranks 5,7,8 || broken=1; \
+	[ -z "$$broken" ]
+
+few-ranks-%:
+	@broken=; \
+	.venv-$*/bin/python tests/run_mpi.py --venv .venv-$* -q --ranks 1,2,3,4 || broken=1; \
+	.venv-$*/bin/python tests/run_mpi.py --venv .venv-$* -q --ranks 3 --sync-sends || broken=1; \
+	[ -z "$$broken" ]
 
 # Virtual nodes and a real Slurm: needs root, and skips without.
 test-cluster: $(TESTING)
