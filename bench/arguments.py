@@ -14,6 +14,8 @@ from mpicoll.collectives import collective as find_collective
 from mpicoll.errors import ArgumentError, MpicollError
 from mpicoll.registry import Algorithm, algorithms, get
 
+MOST_RANKS = 1 << 20  # more are a slip of the finger
+
 Handler = Callable[[argparse.Namespace], int]
 
 
@@ -64,9 +66,12 @@ def parse_ranks(text: str) -> list[int]:
     for part in text.split(","):
         low, _, high = part.partition(":")
         try:
-            sizes.update(range(int(low), int(high or low) + 1))
+            first, last = int(low), int(high or low)
         except ValueError:
             raise ArgumentError(f"not numbers of ranks: {text!r}; write 1:64, or 2,3,8") from None
+        if last > MOST_RANKS:
+            raise ArgumentError(f"{last} ranks are more than the {MOST_RANKS} that can be asked for")
+        sizes.update(range(first, last + 1))
     if not sizes or min(sizes) < 1:
         raise ArgumentError(f"numbers of ranks begin at 1, not {text!r}")
     return sorted(sizes)
@@ -82,6 +87,8 @@ def parse_nodes(text: str, size: int) -> tuple[int, ...]:
         given = [int(part) for part in text.split(",")]
     except ValueError:
         given = []
+    if any(number < 0 for number in given):
+        raise ArgumentError(f"--nodes {text}: ranks per node and numbers of nodes are not negative")
     if given and 0 not in given and sum(given) == size:
         return tuple(node for node, ranks in enumerate(given) for _ in range(ranks))
     if len(given) == size:

@@ -32,7 +32,10 @@ from mpicoll.errors import MpicollError
 
 
 class _Parser(argparse.ArgumentParser):
-    """Speaks on the first rank only."""
+    """Speaks on the first rank only. Flags are written in full, as scripts look for them."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"allow_abbrev": False, **kwargs})
 
     def _print_message(self, message: str, file: Any = None) -> None:
         if is_first():

@@ -4,30 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import numpy as np
 from scipy import stats
+
+from mpicoll.bench.stopping import interval_ranks
 
 #: Complement of the level of all intervals, and the chance of any false verdict in a family of comparisons.
 ALPHA = 0.05
 _RESAMPLES = 1999
 
 
-@cache
-def _rank(n: int) -> int:
-    """The order statistic at which the interval of a median of `n` values begins; 0 for none."""
-    return int(stats.binom.ppf(ALPHA / 2, n, 0.5)) if n >= 6 else 0
-
-
 def median_interval(values: np.ndarray) -> tuple[float, float]:
     """95 % interval of the median from order statistics; assumes no distribution. NaN below six values."""
-    rank = _rank(len(values))
-    if rank < 1:
+    ends = interval_ranks(len(values))
+    if ends is None:
         return math.nan, math.nan
-    ordered = np.sort(values)
-    return float(ordered[rank - 1]), float(ordered[len(values) - rank])
+    low, high = np.partition(values, ends)[list(ends)]
+    return float(low), float(high)
 
 
 def log_error(values: np.ndarray) -> float:

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from mpicoll.bench.settings import read_toml
+from mpicoll.bench.settings import flag, one_of, read_toml, whole
 from mpicoll.bench.sizes import parse_bytes, parse_seconds, parse_sizes
 from mpicoll.errors import ArgumentError
 
@@ -120,30 +120,6 @@ def _algorithms(value: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(word if word == "all" else parse_contender(word).label for word in words))
 
 
-def _whole(least: int) -> Callable[[Any], int]:
-    def convert(value: Any) -> int:
-        if isinstance(value, (bool, float)) or int(value) < least:
-            raise ValueError(f"needs a whole number from {least} on")
-        return int(value)
-
-    return convert
-
-
-def _flag(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError("needs true or false")
-    return value
-
-
-def _one_of(*choices: str) -> Callable[[Any], str]:
-    def convert(value: Any) -> str:
-        if value not in choices:
-            raise ValueError(f"needs one of {', '.join(choices)}")
-        return str(value)
-
-    return convert
-
-
 def _some_of(*choices: str) -> Callable[[Any], tuple[str, ...]]:
     def convert(value: Any) -> tuple[str, ...]:
         words = _words(value)
@@ -168,22 +144,22 @@ _CONVERT: dict[str, Callable[[Any], Any]] = {
     "dtype": _words,
     "op": _words,
     "sizes": lambda value: tuple(parse_sizes(value)),
-    "root": _whole(0),
-    "buffer": _one_of("numpy", "cupy"),
+    "root": whole(0),
+    "buffer": one_of("numpy", "cupy"),
     "cache": _some_of(*CACHES),
-    "sync": _one_of(*SYNCS),
-    "batch": _whole(1),
+    "sync": one_of(*SYNCS),
+    "batch": whole(1),
     "precision": _percent,
-    "iterations": _whole(1),
-    "warmup": _whole(0),
+    "iterations": whole(1),
+    "warmup": whole(0),
     "prime_below": parse_bytes,
     "case_time": parse_seconds,
-    "check": _flag,
-    "stages": _flag,
+    "check": flag,
+    "stages": flag,
     "time_limit": parse_seconds,
-    "order": _one_of(*ORDERS),
-    "seed": _whole(0),
-    "thread_level": _one_of(*THREAD_LEVELS),
+    "order": one_of(*ORDERS),
+    "seed": whole(0),
+    "thread_level": one_of(*THREAD_LEVELS),
 }
 
 

@@ -104,6 +104,9 @@ def add_parser(verbs: Any) -> None:
 class _Raising(argparse.ArgumentParser):
     """Says what is wrong to its caller instead of to the user."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"allow_abbrev": False, **kwargs})
+
     def error(self, message: str) -> NoReturn:
         raise ArgumentError(message)
 

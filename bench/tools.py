@@ -7,12 +7,13 @@ exit status: 0 good, 1 the answer is no, 2 wrong usage.
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ from mpicoll.registry import Algorithm, get
 from mpicoll.traffic import traffic
 from mpicoll.verify import verify
 
+#: Ranks that `show` draws, at most.
+MOST_DRAWN = 1024
 #: Sizes at which `verify` makes mutants (those of them that were asked for), in the first and last case.
 MUTATED = (2, 3, 4, 5, 7, 8, 13)
 
@@ -68,6 +71,11 @@ def run_show(args: argparse.Namespace) -> int:
     load(args.load)
     algorithm, size = get(args.collective, args.algorithm), args.ranks
     params = parse_params(args.param)
+    if "nodes" in params:
+        raise ArgumentError("--param nodes: a node map is given by --nodes 2,2")
+    if size > MOST_DRAWN:
+        raise ArgumentError(f"--ranks {size}: a picture of more than {MOST_DRAWN} ranks shows nothing")
+    own = set(params)
     if args.root is not None:
         params["root"] = args.root
     if args.nodes:
@@ -79,7 +87,12 @@ def run_show(args: argparse.Namespace) -> int:
         text = draw(algorithm, size, params, ascii_only=plain)
     except Unsupported as refusal:
         print(f"mpicoll: {refusal}", file=sys.stderr)
-        return 1
+        given = {name: value for name, value in params.items() if name not in own}
+        return 2 if own and _serves(algorithm, size, given) else 1
+    except (TypeError, ValueError) as error:
+        if not own:
+            raise
+        raise ArgumentError(f"{algorithm} cannot be run with {', '.join(args.param)}: {error}") from None
     summary = algorithm.summary
     print(summary.encode("ascii", "replace").decode() if plain else summary)
     print(text)
@@ -91,6 +104,15 @@ def run_show(args: argparse.Namespace) -> int:
         args.svg.write_text(draw_svg(algorithm, size, params), encoding="utf-8")
         print(f"Written to {args.svg}")
     return 0
+
+
+def _serves(algorithm: Algorithm, size: int, params: dict[str, Any]) -> bool:
+    """Whether all was well but for a user's parameters."""
+    try:
+        traffic(algorithm, size, params)
+    except Unsupported:
+        return False
+    return True
 
 
 # -- verify ------------------------------------------------------------------------------------------------
@@ -156,7 +178,19 @@ def _tallies(wanted: Sequence[Algorithm], sizes: Sequence[int], args: argparse.N
     # Not forked: each begins without what this process has registered, and loads it itself.
     context = get_context("spawn")
     with ProcessPoolExecutor(jobs, context, initializer=load, initargs=(args.load,)) as pool:
-        yield from pool.map(_prove_named, map(str, wanted), [sizes] * len(wanted))
+        # Workers inherit that Ctrl-C, which a terminal sends to them as well, is not for them.
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            found = [pool.submit(_prove_named, str(algorithm), sizes) for algorithm in wanted]
+        finally:
+            signal.signal(signal.SIGINT, before)
+        try:
+            for future in found:
+                yield future.result()
+        except BaseException:  # else leaving the pool would wait for what they are at
+            for worker in active_children():
+                worker.terminate()
+            raise
 
 
 @usage

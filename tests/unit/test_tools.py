@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from mpicoll.bench import tools
+from mpicoll.bench import cli, sweep, tools
 from mpicoll.errors import ArgumentError
 from mpicoll.registry import algorithm, algorithms, unregister
 from mpicoll.schedule import Schedule, Side, Window, recv, send
@@ -80,6 +84,17 @@ def test_show_refuses_what_cannot_be_served(run: Run, capsys: pytest.CaptureFixt
         (("list", "--ranks", "8", "--nodes", "1,2,3"), "write ranks per node that add up to 8"),
         (("list", "--ranks", "8", "--nodes", "a,b"), "write ranks per node"),
         (("list", "--nodes", "4,4"), "--nodes is for one number of ranks, --ranks 8,12 are several"),
+        (
+            ("list", "--ranks", "4", "--nodes=-1,5"),
+            "--nodes -1,5: ranks per node and numbers of nodes are not",
+        ),
+        (("show", "allreduce", "leader", "--nodes=-1,5"), "are not negative"),
+        (("show", "allreduce", "leader", "--nodes=0,-1,1,0"), "are not negative"),
+        (("show", "allreduce", "leader", "--param", "nodes=3"), "a node map is given by --nodes 2,2"),
+        (("show", "allreduce", "ring", "--ranks", "100000000"), "a picture of more than 1024 ranks"),
+        (("show", "bcast", "chain", "--param", "segments=0"), "segments must be a whole number"),
+        (("show", "allreduce", "leader", "--nodes", "2,2", "--param", "leaders=x"), "leaders"),
+        (("verify", "--ranks", "1:100000000000"), "are more than the 1048576 that can be asked for"),
         (("show", "allreduce", "rign"), "has no algorithm 'rign'"),
         (("show", "allreduce", "ring", "--param", "k"), "write NAME=VALUE"),
         (("show", "allreduce", "ring", "--param", "k=3"), "has no parameter k"),
@@ -166,6 +181,28 @@ def test_verify_notes_undeclared_order(run: Run, capsys: pytest.CaptureFixture[s
         assert "combined in rank order in every case, but is not declared ordered" in capsys.readouterr().out
     finally:
         unregister("reduce", "in order for tests")
+
+
+def test_an_interrupted_proof_ends_quietly():
+    """Ctrl-C in a terminal goes to all processes, of which only the first has something to say."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "mpicoll", "verify", "--ranks", "1:64", "--jobs", "2"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("proved")
+        os.killpg(process.pid, signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (130, "mpicoll: stopped by SIGINT\n")
+
+
+def test_flags_are_not_abbreviated(capsys: pytest.CaptureFixture[str]):
+    """Batch scripts look for `--output` among the arguments of a sweep."""
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["sweep", "--outp", "somewhere", "--sizes", "x"])
+    assert "unrecognized arguments: --outp" in capsys.readouterr().err
+    with pytest.raises(ArgumentError, match="unrecognized arguments: --outp"):
+        sweep.check_arguments(["--outp", "somewhere"])
 
 
 def test_parsers_refuse_what_they_cannot_read():
