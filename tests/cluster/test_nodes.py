@@ -1,30 +1,12 @@
-"""The virtual nodes themselves: where ranks run, and that nothing is left of them."""
+"""What programs see of the nodes that they run on."""
 
 from __future__ import annotations
 
 import os
 import re
 
-import pytest
-
-from libraries import PROGRAMS, ROOT, Library
+from libraries import ROOT, Library
 from vcluster import Cluster
-
-
-@pytest.mark.parametrize("placement", ["0,0,1,1,2,2,3,3", "0,1,2,3,0,1,2,3", "0,0,0,1", "0,1,1,0,2"])
-def test_ranks_run_where_they_are_placed(cluster: Cluster, library: Library, placement: str) -> None:
-    done = library.mpirun(cluster, placement, PROGRAMS / "hello.py", placement)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.mark.parametrize("placement", ["0,0,0,1", "0,1,1,0,2"])
-def test_all_collectives_are_right_wherever_ranks_are(
-    cluster: Cluster, library: Library, placement: str
-) -> None:
-    """Unequal nodes, ranks of a node apart, and communicators in other orders; both engines."""
-    done = library.mpirun(cluster, placement, PROGRAMS / "collectives.py", placement)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "collectives right on nodes" in done.stdout
 
 
 def test_a_mesh_over_nodes_follows_the_placement(cluster: Cluster, library: Library) -> None:
