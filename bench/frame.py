@@ -64,7 +64,9 @@ def load(directories: Sequence[Path], *, across: bool = False) -> Results:
         results.samples = pd.DataFrame(columns=[*dict.fromkeys([*COLUMNS, *more])])
         return results
     if not frames:
-        raise StoreError(f"no finished case in {', '.join(map(str, directories))}")
+        lost = [one for run in results.runs.values() for one in run["launches"] if one["status"] == "running"]
+        why = f" (a run that began at {lost[-1]['started']} was killed, or has not ended yet)" if lost else ""
+        raise StoreError(f"no finished case in {', '.join(map(str, directories))}{why}")
     samples = pd.concat(frames, ignore_index=True)
     engines = samples["engine"].dropna().unique()
     samples["contender"] = [

@@ -21,9 +21,10 @@ from mpicoll.bench.info import describe
 from mpicoll.bench.overlap_modes import BLOCKING, COMMUNICATE, COMPUTE, OVERLAPPED, PER_TENSOR
 from mpicoll.bench.records import moment
 from mpicoll.bench.sizes import format_bytes, format_seconds
-from mpicoll.bench.store import Store, StoreError, explained, format_value
+from mpicoll.bench.store import Store, StoreError, explained, format_value, read_run
 from mpicoll.bench.training import HELD_BLAS, Shape
 from mpicoll.bench.world import Refused, World
+from mpicoll.errors import ArgumentError
 
 COLUMNS = (
     "launch", "iteration", "order", "warmup", "mode", "bucket_bytes", "buckets", "gradient_bytes", "seconds",
@@ -49,6 +50,12 @@ class Record:
 
     def _open(self, directory: Path) -> Store:
         world = self.world
+        begun = (directory / "run.json").is_file() and not (directory / FILE).exists()
+        if begun and read_run(directory)["launches"][-1]["status"] == "running":
+            raise ArgumentError(
+                f"{directory} holds a run that was killed, or has not ended yet; it has no result that could "
+                "be continued: remove it, or choose another -o"
+            )
         facts = describe(world, self.native, find_hazards(world, self.native))
         facts["blas"] = {name: os.environ.get(name) for name in HELD_BLAS}
         store = Store(directory, resume=None)

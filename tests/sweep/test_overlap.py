@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from launch import descendants, environment, find_mpirun, kill_tree, mpirun, scratch_directory
-from mpicoll.bench import overlap_section
+from mpicoll.bench import frame, overlap_section
 from mpicoll.bench.store import StoreError
 
 OVERLAP = (
@@ -200,12 +201,15 @@ def test_a_result_is_not_overwritten_and_a_wrong_one_is_reported(
             overlap_section.Run(tmp_path / "r")
 
 
-def test_a_stopped_run_says_so(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_stopped_run_says_so(number: int, tmp_path: Path) -> None:
+    """What becomes of a killed rank is the launcher's to say: it ends the others before they could."""
     launcher = find_mpirun()
     words = [*OVERLAP, "--iterations", "100000", "-o", str(tmp_path / "r")]
     with scratch_directory() as scratch, subprocess.Popen(
         [launcher, "-n", "2", sys.executable, "-m", "mpicoll", *words], env=environment(launcher, scratch),
-        stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
     ) as process:  # fmt: skip
         try:
             deadline = time.monotonic() + 60
@@ -215,13 +219,25 @@ def test_a_stopped_run_says_so(tmp_path: Path) -> None:
             time.sleep(1)
             running = descendants(process.pid)
             ranks = [pid for pid in running if Path(f"/proc/{pid}/exe").samefile(sys.executable)]
-            os.kill(ranks[-1], signal.SIGINT)
-            said = process.communicate(timeout=60)[1]
+            os.kill(ranks[-1], number)
+            out, said = process.communicate(timeout=60)
         finally:
             if process.poll() is None:
                 kill_tree(process)
-    assert process.returncode == 128 + signal.SIGINT, said
-    assert "mpicoll: stopped by SIGINT" in said
-    assert "Traceback" not in said
     run = json.loads((tmp_path / "r" / "run.json").read_text())
-    assert run["launches"][0]["status"] == "stopped by SIGINT"
+    if number == signal.SIGINT:
+        assert process.returncode == 128 + number, said
+        assert "mpicoll: stopped by SIGINT" in said
+        assert "Traceback" not in said
+        assert run["launches"][0]["status"] == "stopped by SIGINT"
+        return
+    assert process.returncode != 0
+    assert re.search(r"signal 9 \(Killed\)|Killed \(signal 9\)", out + said)
+    began = run["launches"][0]["started"]
+    with pytest.raises(
+        StoreError, match=re.escape(f"a run that began at {began} was killed, or has not ended")
+    ):
+        frame.load([tmp_path / "r"])
+    again = mpirun(2, [sys.executable, "-m", "mpicoll", *words], 100)
+    assert again.returncode == 2
+    assert "remove it, or choose another -o" in again.stderr
