@@ -2,8 +2,9 @@
  *
  * One thread drives all programs that were submitted. It holds no GIL (a reduction by a Python function
  * takes it for as long as that runs). With nothing to do it waits for work; while messages are on their way
- * it looks again at once for a while, and then after a fixed part of the time it has waited already: so it
- * is never late by more than that part, and computing threads keep their cores. What is submitted wakes it.
+ * it looks again after a fixed part of the time it has waited already: so it is never late by more than that
+ * part, and computing threads keep their cores. What is submitted wakes it. It sleeps even for a moment rather
+ * than yield: the scheduler lets one that slept in at once, and one that yielded when the other's slice is over.
  *
  * A thread that waits for a program has nothing to compute: it drives all programs itself until then, and
  * the background thread rests. Only one thread at a time is inside MPI for all of this (`driving`), which is
@@ -29,7 +30,7 @@ static int foreground;   /* threads that drive, or keep MPI to themselves: the b
 static int in_line;      /* threads that wait for the driver to come out */
 static Program *active;  /* singly linked by `sibling` */
 /* The policy, see background_policy(). */
-static long spins = 20;
+static long spins = 0; /* a thread that yields to one that computes is away for that one's time slice */
 static long shortest_sleep_ns = 20000, longest_sleep_ns = 1000000;
 static long patience = 8;
 
