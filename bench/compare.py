@@ -21,7 +21,9 @@ def add_parser(verbs: Any) -> None:
         "compare",
         help="what changed between two results; status 1 on a regression",
         description="Compare the results in NEW with those in OLD, each a sweep or a campaign. Exit status 1 "
-        "if a case is slower by more than the threshold and that is significant.",
+        "if there is a regression: a case whose ratio new / old is estimated above 1 + the threshold, whose "
+        "whole 95 %% interval lies above 1, and which the test calls slower after Holm's correction for all "
+        "cases compared (p <= 0.05, at least 5 launches on each side).",
     )
     add = parser.add_argument
     add("old", type=Path, metavar="OLD", help="results to compare with: yesterday's, the other cluster's")

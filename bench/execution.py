@@ -85,6 +85,11 @@ class Record:
             **describe(launch), "command": command, "state": "planned", "attempts": [], **(found or {}),
         }  # fmt: skip
 
+    def crowded(self, launch: Launch) -> bool:
+        """Whether ranks of the launch shared cores, as its own record says."""
+        run = read_json(self.folder(launch) / "run.json") or {}
+        return any(one.get("oversubscribed") for one in run.get("launches", [])[-1:])
+
     def write(self, launch: Launch, record: Mapping[str, Any]) -> None:
         """Record a launch, then the campaign."""
         write_json(self.folder(launch) / "launch.json", record)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -54,7 +54,10 @@ GUIDELINES = (
     Guideline("scatter", ("bcast",)),
 )
 _PLACE = [name for name in PANEL if name not in ("collective", "op", "dtype", "root")]
+_WHAT = ["collective", "op", "root"]
 Times = dict[tuple[str, int], np.ndarray]  # launch -> samples [s]
+Key = tuple[str, str, int, int]  # collective, operation or "", root, total bytes
+Pair = tuple[str, str, Times, list[Times]]  # guideline, size, left, right
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,19 +78,37 @@ def checks(samples: pd.DataFrame, summary: pd.DataFrame, who: str) -> list[Check
         for dtype in group["dtype"].unique():
             cells = _cells(group[group["dtype"] == dtype], summary, who)
             named = f"{dtype}, {place[_PLACE.index('ranks')]} ranks"
-            pairs = [*_pairs(cells), *_steps(cells)]
             found += [
-                Check(who, text, size, named, evidence)
-                for text, size, left, right in pairs
+                Check(who, text, size, ", ".join([named, *more]), evidence)
+                for (text, size, left, right), more in _all_pairs(cells)
                 if (evidence := _compare(left, right)) is not None
             ]
     return found
 
 
-def _cells(group: pd.DataFrame, summary: pd.DataFrame, who: str) -> dict[tuple[str, int], Times]:
-    """(collective, total bytes) -> samples by launch, of the contender that speaks for `who`."""
-    cells: dict[tuple[str, int], Times] = {}
-    for key, cell in group.groupby(["collective", "op", "root", "total_bytes"], dropna=False, sort=False):
+def _all_pairs(cells: dict[Key, Times]) -> Iterator[tuple[Pair, list[str]]]:
+    """The pairs of each operation and root, with the words that tell them apart; each pair once."""
+    ops = sorted({op for _, op, _, _ in cells if op}) or [""]
+    roots = sorted({root for name, _, root, _ in cells if collective(name).rooted}) or [0]
+    seen: set[tuple[Any, ...]] = set()
+    for op, root in product(ops, roots):
+        mine = {
+            (name, total): times
+            for (name, its_op, its_root, total), times in cells.items()
+            if its_op in ("", op) and (its_root == root or not collective(name).rooted)
+        }
+        more = [op] * (len(ops) > 1) + [f"root {root}"] * (len(roots) > 1)
+        for pair in (*_pairs(mine), *_steps(mine)):
+            key = (pair[0], id(pair[2]), *map(id, pair[3]))
+            if key not in seen:  # one that has neither an operation nor a root occurs again and again
+                seen.add(key)
+                yield pair, more
+
+
+def _cells(group: pd.DataFrame, summary: pd.DataFrame, who: str) -> dict[Key, Times]:
+    """Samples by launch, of the contender that speaks for `who`."""
+    cells: dict[Key, Times] = {}
+    for _, cell in group.groupby([*_WHAT, "total_bytes"], dropna=False, sort=False):
         if who == BASELINE:
             name = BASELINE
         else:
@@ -101,11 +122,12 @@ def _cells(group: pd.DataFrame, summary: pd.DataFrame, who: str) -> dict[tuple[s
         times = by_launch(times_of(cell[cell["contender"] == name]))
         total = int(cell["total_bytes"].iloc[0])
         if times and total:
-            cells.setdefault((str(key[0]), total), times)
+            kind, op, root = (None if pd.isna(part) else part for part in cell[_WHAT].iloc[0])
+            cells[str(kind), str(op or ""), int(root or 0), total] = times
     return cells
 
 
-def _pairs(cells: dict[tuple[str, int], Times]) -> Iterator[tuple[str, str, Times, list[Times]]]:
+def _pairs(cells: dict[tuple[str, int], Times]) -> Iterator[Pair]:
     for name, size in cells:
         for rule in GUIDELINES:
             if rule.left == name and all((other, size) in cells for other in rule.right):
@@ -113,7 +135,7 @@ def _pairs(cells: dict[tuple[str, int], Times]) -> Iterator[tuple[str, str, Time
                 yield rule.text, format_bytes(size), cells[name, size], right
 
 
-def _steps(cells: dict[tuple[str, int], Times]) -> Iterator[tuple[str, str, Times, list[Times]]]:
+def _steps(cells: dict[tuple[str, int], Times]) -> Iterator[Pair]:
     """A smaller vector takes no longer than the next larger one."""
     for name in dict.fromkeys(name for name, _ in cells):
         sizes = sorted(size for other, size in cells if other == name)

@@ -11,6 +11,7 @@ import os
 import re
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -77,6 +78,8 @@ def run(args: argparse.Namespace) -> int:
     site = read_site(args.site or (DEFAULT_SITE if args.slurm else None))
     if args.hosts:
         site = replace(site, hosts=tuple(filter(None, args.hosts.split(","))))
+    if twice := sorted({host for host in site.hosts if site.hosts.count(host) > 1}):
+        raise ArgumentError(f"named twice among the hosts: {', '.join(twice)}; each is one node")
     if args.oversubscribe:
         site = replace(site, oversubscribe=True)
     directory = args.output or Path("results") / time.strftime("campaign-%Y%m%d-%H%M%S")
@@ -85,6 +88,13 @@ def run(args: argparse.Namespace) -> int:
     if args.slurm:
         return submit(args, campaign, launches, site, directory)
     site = complete(site)
+    if site.hosts and site.cores is None and not site.oversubscribe:
+        most = max(one.ppn for one in launches)
+        print(
+            f"# {most} ranks on a host: if it has fewer cores than that, it is no performance result; "
+            "say `cores` in a site's file, and more are refused",
+            file=sys.stderr,
+        )
     commands = {launch: words_of(campaign, site, launch, directory) for launch in launches}
     mine = [one for one in launches if args.repeat in (None, one.repeat)]
     if args.dry_run:
@@ -129,7 +139,7 @@ def complete(site: Site) -> Site:
     """A site with all that it leaves to this machine filled in."""
     program = site.program or own_program()
     cores = site.cores
-    if cores is None and not site.hosts:
+    if cores is None and set(site.hosts) <= {"localhost", socket.gethostname()}:
         cores = len({machine.physical_core(cpu) for cpu in machine.affinity()})
     site = replace(site, program=program, cores=cores)
     if site.launcher == "srun":
@@ -219,6 +229,8 @@ def carry_out(record: execution.Record, launches: Sequence[Launch], timeout: flo
             done = execution.execute(record, launch, timeout, stopping)
             last = done["attempts"][-1]
             reason = f": {last['reason']}" if last["reason"] else ""
+            if record.crowded(launch):
+                reason += "; OVERSUBSCRIBED: no performance result"
             took = format_seconds(last["seconds"])
             progress.case(f"{launch.id} {launch.title}; {done['state']}{reason} ({took})")
     progress.close()

@@ -93,10 +93,10 @@ def some_of(*words: str) -> Convert:
     """One of these words, or a list of them; none twice."""
 
     def converted(value: Any) -> tuple[str, ...]:
-        found = tuple(dict.fromkeys(value if isinstance(value, list) else [value]))
-        if not found or set(found) - set(words):
+        given = value if isinstance(value, list) else [value]
+        if not given or any(one not in words for one in given):
             raise ValueError(f"needs some of {', '.join(words)}")
-        return found
+        return tuple(dict.fromkeys(given))
 
     return converted
 

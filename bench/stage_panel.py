@@ -15,7 +15,7 @@ from mpicoll.bench.sizes import format_bytes, format_seconds
 from mpicoll.bench.stages import COLUMNS, NAME
 from mpicoll.collectives import collective
 
-_CASE = ["collective", "dtype", "op", "ranks", "nodes"]
+_CASE = ["collective", "dtype", "op", "root", "ranks", "nodes", "cache"]
 _COLOURS = ("#9498a0", "#97bbf5", "#4269d0", "#ff725c", "#efb118", "#6cc5b0", "#3ca951", "#a463f2", "#9c6b4e")
 
 
@@ -35,6 +35,8 @@ def section(data: Loaded) -> Section | None:
 def _parts(path: Path, data: Loaded, said: list[str]) -> Iterator[Section]:
     options = {"dtype": {"op": "string"}, "keep_default_na": False, "na_values": [""]}
     frame = read_table(path, COLUMNS, said, **options)
+    if frame["engine"].nunique() > 1:
+        frame["requested"] += " (" + frame["engine"] + ")"
     samples = data.samples
     places = samples[samples["source"] == str(path.parent)]["placement"].dropna().unique()
     where = f", {places[0]}" if len(places) == 1 and places[0] else ""
@@ -42,6 +44,8 @@ def _parts(path: Path, data: Loaded, said: list[str]) -> Iterator[Section]:
         case = dict(zip(_CASE, key, strict=True))
         words = (collective(str(case["collective"])).title, case["dtype"], case["op"])
         title = " ".join(word for word in words if isinstance(word, str))
+        title += f" from root {case['root']}" if frame["root"].nunique() > 1 else ""
+        title += f", {case['cache']}" if frame["cache"].nunique() > 1 else ""
         title += f", {case['ranks']} ranks on {case['nodes']} nodes{where}, {path.parent.name}"
         medians = middle(rows)
         if medians.empty:

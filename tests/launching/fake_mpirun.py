@@ -49,7 +49,8 @@ def main(argv: list[str]) -> NoReturn:
     there = ranks - 1 if mode == "few" else ranks
     places = [{"rank": rank, "host": "here", "node": 0, "cpus": "0"} for rank in range(there)]
     status = "running" if mode == "liar" else "complete"
-    run = {"launches": [{"status": status, "ranks": there, "nodes": 1, "placement": places}]}
+    facts = {"ranks": there, "nodes": 1, "placement": places, "oversubscribed": ranks > 2}
+    run = {"launches": [{"status": status, **facts}]}
     (directory / "run.json").write_text(json.dumps(run))
     end(0)
 

@@ -202,6 +202,26 @@ def test_a_dry_run_prints_what_is_run_and_leaves_nothing(folder):
     assert not (folder / "r").exists()
 
 
+def test_more_ranks_than_cores_are_refused_or_said(folder, capsys, monkeypatch):
+    from mpicoll.bench import cli
+
+    (folder / "c.toml").write_text("ranks = 3\nrepeats = 1\n")
+    argv = ["launch", folder / "c.toml", "-o", folder / "r", "--site", folder / "site.toml"]
+    assert cli.main(list(map(str, argv))) == 2
+    assert "3 ranks on a node of 2 cores" in capsys.readouterr().err
+    assert cli.main([*map(str, argv), "--oversubscribe"]) == 0
+    assert "complete; OVERSUBSCRIBED: no performance result" in capsys.readouterr().err
+    text = (folder / "site.toml").read_text().replace("cores = 2\n", "")
+    (folder / "site.toml").write_text(text)
+    assert cli.main([*map(str, argv), "--dry-run", "--hosts", "a,b"]) == 0
+    assert "# 3 ranks on a host: if it has fewer cores" in capsys.readouterr().err
+    monkeypatch.setattr(launch.machine, "affinity", lambda: [0])
+    assert cli.main([*map(str, argv), "--dry-run", "--hosts", "localhost"]) == 2
+    assert "3 ranks on a node of 1 cores" in capsys.readouterr().err
+    assert cli.main([*map(str, argv), "--dry-run", "--hosts", "a,b,a"]) == 2
+    assert "named twice among the hosts: a" in capsys.readouterr().err
+
+
 def test_slurm_is_told_this(folder):
     status, out, err = finish(start(folder, "ppn = 2\nnodes = [1, 4]\n", "--slurm", "--dry-run"))
     assert status == 0, err

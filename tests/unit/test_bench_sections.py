@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from mpicoll.bench import frame, guidelines, overview, stats, trust
@@ -62,6 +63,19 @@ def merged(folder: Path, target: Path) -> Path:
     (target / "samples.csv").write_text("\n".join([head, *lines]) + "\n")
     (target / "run.json").write_text((run / "run.json").read_text())
     return target
+
+
+def test_every_operation_and_root_is_checked_and_nothing_twice():
+    """An all-gather has neither; a broadcast has a root, an all-reduce an operation."""
+    times = {("source", 0): np.array([1e-6])}
+    cells = {("allgather", "", 0, size): {**times} for size in (8, 16)}
+    cells |= {("allreduce", op, 0, 8): {**times} for op in ("max", "sum")}
+    cells |= {("bcast", "", root, 8): {**times} for root in (0, 1)}
+    found = [(pair[0], *more) for pair, more in guidelines._all_pairs(cells)]
+    assert sorted(found) == [
+        ("all-gather is monotone", "max", "root 0"),
+        *[("broadcast ≤ all-reduce", op, root) for op in ("max", "sum") for root in ("root 0", "root 1")],
+    ]
 
 
 def test_guidelines_hold_for_collectives_that_exist():

@@ -71,6 +71,18 @@ def test_medians_and_shares_of_several_stages_only():
     assert list(medians["share"]) == [0.125, 0.625, 0.25] * 2
 
 
+def test_engines_and_roots_are_shown_apart(tmp_path, capsys):
+    directory = write_result(tmp_path / "run", {"builtin": {4: 2e-6}, "leader": {4: 1e-6}})
+    file = StageFile(directory)
+    for engine, root, scale in (("native", 0, 1e-6), ("python", 0, 1e-5), ("native", 1, 1e-4)):
+        file.append([{**one, "engine": engine, "root": root} for one in rows(scale=scale)])
+    assert cli.main(["report", str(directory), "--no-figures"]) == 0
+    out = capsys.readouterr().out
+    assert "leader (native) spends 62 % on inter all-reduce; leader (python) spends" in out
+    assert " from root 0, " in out
+    assert " from root 1, " in out
+
+
 def test_the_report_has_a_section(tmp_path, capsys):
     directory = write_result(tmp_path / "run", {"builtin": {4: 2e-6}, "leader": {4: 1e-6}})
     StageFile(directory).append(rows(scale=1e-6))
