@@ -42,7 +42,7 @@ def add_parser(verbs: Any) -> None:
     add("--gamma", metavar="RATE", help="rate of combining, as 30GB/s, or inf")
     add("--gap", metavar="TIME", help="for every further message of a round (a fifth of alpha)")
     add("--ports", type=float, metavar="K", help="messages that one rank can send at once (1)")
-    add("--topology", choices=FABRICS, default="flat", help="what lies between ranks (flat)")
+    add("--topology", choices=FABRICS, help="what lies between ranks (flat; levels with --nic)")
     add("--nodes", type=int, metavar="N", help="nodes")
     add("--ppn", type=int, default=1, metavar="Q", help="ranks per node (1)")
     add("--nic", metavar="RATE", help="what the ranks of a node share, as 25GB/s (a port's bandwidth)")
@@ -92,10 +92,11 @@ def _sizes(args: argparse.Namespace) -> list[int]:
 
 def _predict(entry: Algorithm, size: int, nbytes: int, machine: Machine, args: argparse.Namespace) -> Cost:
     params = {"nodes": tuple(rank // args.ppn for rank in range(size))} if entry.hierarchical else {}
-    if args.topology == "flat":
+    topology = args.topology or ("levels" if args.nic else "flat")
+    if topology == "flat":
         return cost(entry, size, nbytes, machine, params)
     nic = parse_rate(args.nic) * machine.exchange.pieces[-1][2] if args.nic else 1.0
-    fabric = make_fabric(args.topology, size, args.ppn, nic, taper=args.taper, group=args.group)
+    fabric = make_fabric(topology, size, args.ppn, nic, taper=args.taper, group=args.group)
     return cost_on(fabric, entry, size, nbytes, machine, params)
 
 

@@ -18,7 +18,7 @@ from .errors import ArgumentError, Unsupported
 from .network import Network, Span
 from .registry import Algorithm, get
 from .schedule import Round, window_count
-from .steps import Load, blocks_per_total, load
+from .steps import Load, at_size, blocks_per_total, grown, linear, load, runs, step_of, unbent
 
 Link = Hashable
 #: Rounds of all ranks together that a fabric is charged with one by one.
@@ -36,6 +36,7 @@ class Fabric:
     route: Callable[[int, int], Iterable[tuple[str, Link]]]
     width: Mapping[str, float]
     delay: Mapping[str, float]
+    unit: int = 0  # ranks after which it looks the same, if it does for any number of such units
 
 
 def flat() -> Fabric:
@@ -83,7 +84,7 @@ def levels(ppn: int, nic: float = 1.0, delay: float = 0.0, group: int = 0, taper
             if group and a // group != b // group:
                 yield from (("up", a // group), ("down", b // group))
 
-    return Fabric(f"nodes of {ppn}", route, width, {"out": delay})
+    return Fabric(f"nodes of {ppn}", route, width, {"out": delay}, ppn * max(group, 1))
 
 
 def dragonfly(
@@ -110,7 +111,7 @@ class _Traffic(Network):
 
     def __init__(self, algorithm: Algorithm, size: int, params: Mapping[str, Any], fabric: Fabric) -> None:
         schedules = [algorithm.schedule(rank, size, params) for rank in range(size)]
-        super().__init__("fabric", schedules, algorithm.blocks(size, params))
+        super().__init__(f"{algorithm} on {fabric.name}", schedules, algorithm.blocks(size, params))
         self.route = fabric.route
         self.time = [0] * size
         self.steps: list[tuple[set[Load], Counter[tuple[str, Link]]]] = []
@@ -124,7 +125,10 @@ class _Traffic(Network):
             return
         self.counted += 1
         if self.counted > MOST_ROUNDS:
-            raise Unsupported(f"more than {MOST_ROUNDS} rounds in all: too many to charge link by link")
+            raise Unsupported(
+                f"{self.name}: no law was found, and more than {MOST_ROUNDS} rounds in all are too many to "
+                "charge link by link; take fewer ranks (of nodes or switches, a power of two has more laws)"
+            )
         now = max(self.time[rank], *arrived, 0)
         while now >= len(self.steps):
             self.steps.append((set(), Counter()))
@@ -161,6 +165,41 @@ def link_loads(
     return charges
 
 
+def charges(
+    algorithm: Algorithm | str, size: int, fabric: Fabric, params: Mapping[str, Any] | None = None
+) -> list[tuple[int, Charge]]:
+    """`link_loads` as runs of equal steps; of 32 and more units (nodes), if a power of two, by a law.
+
+    The law gives what all ranks of 2, 4, 8 and 16 units do and what their links carry. It is that of `steps`:
+    runs whose lengths and loads grow linearly with P, or one run more for every doubling of P.
+    """
+    entry = get(*algorithm.split("/", 1)) if isinstance(algorithm, str) else algorithm
+    units = size // fabric.unit if fabric.unit else 0
+    resolved = dict(entry.resolve(size, params))
+    regular = units >= 32 and units & (units - 1) == 0 and size == units * fabric.unit
+    if regular and unbent(resolved, 2 * fabric.unit):
+        known = {}
+        for small in (2 * fabric.unit, 4 * fabric.unit, 8 * fabric.unit, 16 * fabric.unit):
+            told = link_loads(entry, small, fabric, at_size(small, resolved))
+            known[small] = runs((*step_of(loads), _as_load(most)) for loads, most in told)
+        if found := linear(known, size) or linear(known, size, int.bit_length) or grown(known, size):
+            return [(count, (set(step[:-1]), _as_links(step[-1]))) for count, step in found]
+    return [(1, charge) for charge in link_loads(entry, size, fabric, params)]
+
+
+def _as_load(most: Mapping[str, int]) -> Load:
+    """What links carry in the place of what ranks do, for a law."""
+    out, into, up, down = (most.get(kind, 0) for kind in _KINDS)
+    return Load(out, into, up, down, False)
+
+
+def _as_links(carried: Load) -> dict[str, int]:
+    return {kind: int(blocks) for kind, blocks in zip(_KINDS, carried, strict=False) if blocks}
+
+
+_KINDS = ("out", "in", "up", "down")  # of links between units
+
+
 def cost_on(
     fabric: Fabric,
     algorithm: Algorithm | str,
@@ -174,14 +213,14 @@ def cost_on(
     resolved = entry.resolve(size, params, round(nbytes / entry.collective.parts_in_total(size)))
     block = nbytes / blocks_per_total(entry, size, resolved)
     latency = bandwidth = reduction = 0.0
-    for loads, most in link_loads(entry, size, fabric, resolved):
+    for count, (loads, most) in charges(entry, size, fabric, resolved):
         slowest = max((load_cost(one, machine, block) for one in loads), key=sum)
         longest = max((one.largest for one in loads), default=0) * block
         wire = machine.exchange.at(longest)[1]
         links = [blocks * block * wire / fabric.width[kind] for kind, blocks in most.items()]
-        latency += slowest.latency + sum(fabric.delay.get(kind, 0.0) for kind in most)
-        bandwidth += max([slowest.bandwidth, *links])
-        reduction += slowest.reduction
+        latency += count * (slowest.latency + sum(fabric.delay.get(kind, 0.0) for kind in most))
+        bandwidth += count * max([slowest.bandwidth, *links])
+        reduction += count * slowest.reduction
     return Cost(latency, bandwidth, reduction, machine.call)
 
 

@@ -19,10 +19,10 @@ Pipelines of very many segments are treated likewise: runs whose lengths grow li
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
-from functools import wraps
-from itertools import groupby
+from functools import partial, wraps
+from itertools import groupby, islice, pairwise
 from typing import Any, NamedTuple
 
 from .errors import Unsupported
@@ -30,9 +30,11 @@ from .network import Network, Span
 from .registry import Algorithm
 from .schedule import Recv, Round, Send, window_count
 
-#: Up to so many ranks all schedules are run. Above, a law must hold, or all are run up to `MOST_EXACT`.
+#: Up to so many ranks, or rounds of all ranks together, all schedules are run. Above, a law must hold, or
+#: all are run up to `MOST_ROUNDS` (some seconds).
 ALWAYS_EXACT = 32
-MOST_EXACT = 512
+FEW_ROUNDS = 10_000
+MOST_ROUNDS = 400_000
 #: A pipeline of more segments is continued from shorter ones.
 FEW_SEGMENTS = 24
 
@@ -54,6 +56,7 @@ Step = tuple[Load, ...]  # in increasing order; none is outdone by another
 Run = tuple[int, Step]  # so many equal steps, one after the other
 Params = Mapping[str, Any]
 Frozen = tuple[tuple[str, Any], ...]
+Law = Callable[[int], tuple[Run, ...] | None]  # from P
 Maker = Callable[[Algorithm, int, Frozen], tuple[Run, ...]]
 
 
@@ -192,17 +195,26 @@ def _steps(algorithm: Algorithm, size: int, frozen: Frozen) -> tuple[Run, ...]:
 @_kept
 def _of_size(algorithm: Algorithm, size: int, frozen: Frozen) -> tuple[Run, ...]:
     """The steps for these very parameters."""
-    if size <= ALWAYS_EXACT:
+    params = dict(frozen)
+    if size <= ALWAYS_EXACT or has_rounds(algorithm, size, params, FEW_ROUNDS):
         return _exact(algorithm, size, frozen)
-    found = _by_law(algorithm, size, dict(frozen))
-    if found is None and size <= MOST_EXACT:
+    found = by_law(algorithm, size, params)
+    if found is None and has_rounds(algorithm, size, params, MOST_ROUNDS):
         found = _exact(algorithm, size, frozen)
     if found is None:
         raise Unsupported(
-            f"the ranks of {algorithm} follow no law that could be found, and {size} are too many to run "
-            f"them all (the most are {MOST_EXACT})"
+            f"the ranks of {algorithm} follow no law that could be found, and the rounds of {size} are too "
+            f"many to run them all (the most are {MOST_ROUNDS}): take a power of two, which has more laws, "
+            "or fewer ranks"
         )
     return found
+
+
+def has_rounds(algorithm: Algorithm, size: int, params: Params, most: int) -> bool:
+    """Whether all ranks together have up to about `most` rounds, judging by two of them."""
+    each, root = most // size, params.get("root", 0)
+    schedules = (algorithm.schedule((root + rank) % size, size, params) for rank in range(min(2, size)))
+    return each > 0 and all(sum(1 for _ in islice(rounds, each + 1)) <= each for rounds in schedules)
 
 
 def _longer(algorithm: Algorithm, size: int, params: Params) -> tuple[Run, ...] | None:
@@ -216,9 +228,7 @@ def _longer(algorithm: Algorithm, size: int, params: Params) -> tuple[Run, ...] 
         start = few + segments % 2
         shorter = {s: _frozen({**params, "segments": s}) for s in (start, start + 2, start + 4)}
         if segments > start + 4 and (
-            found := _linear(
-                {s: _of_size(algorithm, size, frozen) for s, frozen in shorter.items()}, segments
-            )
+            found := linear({s: _of_size(algorithm, size, frozen) for s, frozen in shorter.items()}, segments)
         ):
             return found
     return None
@@ -227,7 +237,7 @@ def _longer(algorithm: Algorithm, size: int, params: Params) -> tuple[Run, ...] 
 # -- laws --------------------------------------------------------------------------------------------------
 
 
-def _linear(
+def linear(
     known: Mapping[int, tuple[Run, ...]], at: int, x: Callable[[int], int] = int
 ) -> tuple[Run, ...] | None:
     """The runs at P = `at`, if those at the known P are as many, and every number in them is linear.
@@ -271,6 +281,53 @@ def _line(points: Mapping[int, int], at: int) -> int | None:
     if value.denominator != 1 or any(y != y0 + slope * (x - x0) for x, y in points.items()):
         return None
     return int(value)
+
+
+def grown(known: Mapping[int, tuple[Run, ...]], at: int) -> tuple[Run, ...] | None:
+    """The runs at P = `at`, if every doubling of P adds one run at a place, or one each at two places.
+
+    The place is the same counted from the start (the second: from the end) for all P; what was added stays
+    as it is, and is linear in the P that added it; all other runs are as for `linear`.
+    """
+    sizes = list(known)
+    more = len(known[sizes[1]]) - len(known[sizes[0]]) if len(sizes) > 3 else 0
+    doubled = all(b == 2 * a and len(known[b]) == len(known[a]) + more for a, b in pairwise(sizes))
+    if more not in (1, 2) or not doubled or at % sizes[0] or (at // sizes[0]).bit_count() != 1:
+        return None
+    count = len(known[sizes[0]])
+    for before in range(count + 1):
+        for after in range(count - before + 1) if more == 2 else (count - before,):
+            if found := _grown_at(known, at, before, count - after, more == 2):
+                return found
+    return None
+
+
+def _grown_at(
+    known: Mapping[int, tuple[Run, ...]], at: int, before: int, stop: int, twice: bool
+) -> tuple[Run, ...] | None:
+    """`grown` where runs are added behind the first `before` ones, and if `twice` before number `stop`, too.
+
+    (Both are counted at the smallest P.)
+    """
+    old, first, second = {}, {}, {}
+    for age, (size, told) in enumerate(known.items()):
+        old[size] = told[:before] + told[before + age : stop + age] + told[stop + age * (1 + twice) :]
+        first[size], second[size] = told[before : before + age], told[stop + age : stop + age * (1 + twice)]
+    kept = [(a, b) for sides in (first, second) for a, b in pairwise(sides.values())]
+    if any(b[len(b) - len(a) :] != a for a, b in kept[: len(known) - 1]):
+        return None
+    if any(b[: len(a)] != a for a, b in kept[len(known) - 1 :]):
+        return None
+    new = {size: first[size][:1] + second[size][-1:] for size in list(known)[1:]}
+    doublings = (at // next(iter(known))).bit_length() - 1
+    added = [linear(new, next(iter(known)) << (1 + k)) for k in range(doublings)]
+    rest = linear(old, at)
+    if rest is None or None in added:
+        return None
+    fresh = [runs for runs in added if runs is not None]
+    left = tuple(runs[0] for runs in reversed(fresh))
+    right = tuple(runs[1] for runs in fresh) if twice else ()
+    return rest[:before] + left + rest[before:stop] + right + rest[stop:]
 
 
 def alike(size: int, *, even: bool = False) -> list[int]:
@@ -318,40 +375,87 @@ def _small_cases(size: int, params: Params) -> tuple[list[int], list[list[int]],
         each = _per_node(nodes)
         if each is None or size % each:
             return None
-        return [], [[each * n for n in alike(size // each) if n <= 8]], []
+        count, most = size // each, min(ALWAYS_EXACT, 128 // each)
+        families = scattered(count), [2] * (count & (count - 1) == 0) + alike(count)
+        far, near = ([each * n for n in family if n <= most] for family in families)
+        return far if len(far) > 2 else [], [near], []
     near = alike(size)
     folded = [p + 2 - p % 2 for p in near] if size & (size - 1) else []
     return scattered(size), [near, alike(size, even=True)], folded
 
 
-def _by_law(algorithm: Algorithm, size: int, params: Params) -> tuple[Run, ...] | None:
-    """The steps by the first law that holds at small P; None if none does."""
-    cases = _small_cases(size, params)
-    if cases is None:
+def _unseen(algorithm: Algorithm, size: int, params: Params) -> list[int] | None:
+    """Two numbers of ranks that no law has seen, larger than those and like `size`; none for powers of two.
+
+    Those are as regular as they look. Of other numbers every binary digit may matter, and for a radix of four
+    whether there is an odd number of them. None if the algorithm does not serve such numbers.
+    """
+    nodes = params.get("nodes")
+    each = 1 if nodes is None else _per_node(nodes) or 1
+    units, least = size // each, ALWAYS_EXACT if nodes is None else min(ALWAYS_EXACT, 128 // each)
+    if units & (units - 1) == 0:
+        return []
+    found = []
+    for most in (2 * least, 4 * least):
+        like = units >> max(0, (units - 1).bit_length() - most.bit_length() + 1)
+        tries = [each * (p + (1 + even) * (p & (p - 1) == 0)) for even in (0, 1) for p in [like & ~even]]
+        served = [p for p in tries if not algorithm.refusal(p, at_size(p, params))]
+        if not served:
+            return None
+        found.append(served[0])
+    return found
+
+
+def by_law(algorithm: Algorithm, size: int, params: Params) -> tuple[Run, ...] | None:
+    """The steps by the first law that holds at small P and, but for powers of two, at unseen ones."""
+    unseen = _unseen(algorithm, size, params)
+    if unseen is None:
         return None
-    far, families, folded = cases
-    # A limit such as alltoall's throttle may be reached by large P only, and then bends every line.
-    straight = not any(
-        isinstance(v, int) and v >= min((*far, 4)) for k, v in params.items() if k not in ("segments", "root")
-    )
-    if far and straight and (known := _known(algorithm, far, params)) and (found := _linear(known, size)):
-        return found
-    near = next((known for family in families if (known := _known(algorithm, family, params))), None)
-    if not near:
-        return None
-    for least in list(near)[:-2] if straight else ():  # the smallest trees may lack what all larger ones have
-        if found := _linear({p: v for p, v in near.items() if p >= least}, size, int.bit_length):
+    exact = {p: _exact(algorithm, p, _frozen(at_size(p, params))) for p in unseen}
+    for law in _laws(algorithm, size, params):
+        if all(law(p) == steps for p, steps in exact.items()) and (found := law(size)):
             return found
-    # What depends on whether there is a fold must be right with one, too.
-    known = {**near, **(_known(algorithm, folded, params) or {})}
-    for ranks in _CANDIDATES:
-        small = ((p, _at(p, params), steps) for p, steps in known.items())
-        if all(_of_ranks(algorithm, p, fitted, ranks(p)) == steps for p, fitted, steps in small):
-            return _of_ranks(algorithm, size, params, ranks(size))
     return None
 
 
-def _at(small: int, params: Params) -> dict[str, Any]:
+def unbent(params: Params, least: int) -> bool:
+    """Whether no limit, such as alltoall's throttle, is reached by more than `least` ranks only.
+
+    It would bend every line through smaller numbers.
+    """
+    return not any(
+        isinstance(v, int) and v >= least for k, v in params.items() if k not in ("segments", "root")
+    )
+
+
+def _laws(
+    algorithm: Algorithm, size: int, params: Params
+) -> Iterator[Callable[[int], tuple[Run, ...] | None]]:
+    """Functions from P to steps that hold at small P like `size`."""
+    cases = _small_cases(size, params)
+    if cases is None:
+        return
+    far, families, folded = cases
+    straight = unbent(params, min((*far, 4)))
+    if far and straight and (known := _known(algorithm, far, params)):
+        yield partial(linear, known)
+    near = next((known for family in families if (known := _known(algorithm, family, params))), None)
+    if not near:
+        return
+    for least in list(near)[:-2] if straight else ():  # the smallest trees may lack what all larger ones have
+        some = {p: v for p, v in near.items() if p >= least}
+        yield partial(linear, some, x=int.bit_length)
+    if straight:
+        yield partial(grown, near)
+    # What depends on whether there is a fold must be right with one, too.
+    known = {**near, **(_known(algorithm, folded, params) or {})}
+    for ranks in _CANDIDATES:
+        small = ((p, at_size(p, params), steps) for p, steps in known.items())
+        if all(_of_ranks(algorithm, p, fitted, ranks(p)) == steps for p, fitted, steps in small):
+            yield partial(_by_ranks, algorithm, params, ranks)
+
+
+def at_size(small: int, params: Params) -> dict[str, Any]:
     """The parameters of a smaller case: a root that is there, and the first of the nodes."""
     fitted = dict(params)
     if fitted.get("root"):
@@ -365,7 +469,7 @@ def _known(algorithm: Algorithm, sizes: Iterable[int], params: Params) -> dict[i
     """The exact steps for small numbers of ranks; None if one of them is not served."""
     found = {}
     for small in sizes:
-        fitted = _at(small, params)
+        fitted = at_size(small, params)
         if algorithm.refusal(small, fitted):
             return None
         found[small] = _exact(algorithm, small, _frozen(fitted))
@@ -388,6 +492,12 @@ _CANDIDATES: tuple[Callable[[int], list[int]], ...] = (
     lambda size: [0, 1, -1],
     _twins,
 )
+
+
+def _by_ranks(
+    algorithm: Algorithm, params: Params, ranks: Callable[[int], list[int]], size: int
+) -> tuple[Run, ...]:
+    return _of_ranks(algorithm, size, at_size(size, params), ranks(size))
 
 
 def _of_ranks(algorithm: Algorithm, size: int, params: Params, ranks: Iterable[int]) -> tuple[Run, ...]:

@@ -1,0 +1,99 @@
+"""How well the model predicts what was measured: medians per collective, winners, fractions of the bound.
+
+    python results/model/analyse.py RAW      # RAW has LIB-calibration and the runs LIB-pN-M of both libraries
+
+Writes into the folder of this file: `LIB-pN.csv` (every row with the model's word), `calibration-LIB/` and
+`analysis.md` (the tables below), which it prints, too. Two predictions, of which neither saw what it
+predicts: *calibrated* from `mpicoll calibrate` alone; *fitted* to every second size of the same sweep, for
+the sizes between.
+"""
+
+import shutil
+import sys
+from pathlib import Path
+
+from mpicoll.bench import calibrated, frame, prediction, stats
+from mpicoll.cost import Machine
+
+HERE = Path(__file__).parent
+KEPT = ["environment", "collective", "contender", "algorithm", "params", "channels", "ranks", "msg_bytes",
+        "total_bytes", "launches", "samples", "median", "median_low", "median_high", "bound_seconds",
+        "model_seconds", "residual", "fitted_seconds", "held_out"]  # fmt: skip
+
+
+def rows_of(runs, machine):
+    """The summary of some launches, with the words of the calibrated and of the fitted machine."""
+    summary = stats.summarise(frame.load(runs).samples)
+    calibrated.add_columns(summary, dict.fromkeys(summary["environment"].unique(), machine))
+    # Oversubscribed rows are fitted, too, but only to one another: a launch has one number of ranks.
+    told = prediction.predict(summary.assign(oversubscribed=False))
+    summary["fitted_seconds"], summary["held_out"] = float("nan"), False
+    if len(told):
+        summary.loc[told.index, "fitted_seconds"] = told["model_seconds"]
+        summary.loc[told.index, "held_out"] = told["held_out"]
+    return summary
+
+
+def errors(rows, column):
+    """Median of |predicted/measured - 1| below and from 64 KiB on, with the number of rows, as text."""
+    off = (rows[column] / rows["median"] - 1).abs()
+    large = rows["msg_bytes"] >= calibrated.LARGE
+    texts = []
+    for part in (off[~large].dropna(), off[large].dropna()):
+        texts.append(f"{part.median():.0%} ({len(part)})" if len(part) else "-")
+    return texts
+
+
+def winners(rows, column):
+    """In how many cells of two contenders or more the predicted winner won or tied, and of how many."""
+    right = cells = 0
+    for _, cell in rows[rows[column].notna()].groupby("msg_bytes"):
+        if len(cell) < 2:
+            continue
+        first, chosen = cell.loc[cell["median"].idxmin()], cell.loc[cell[column].idxmin()]
+        cells += 1
+        right += chosen["median"] <= 1.05 * first["median"] or chosen["median_low"] <= first["median_high"]
+    return right, cells
+
+
+def lines_of(name, rows):
+    """A line of the table for each collective, and one for all."""
+    own = rows[rows["model_seconds"].notna() & rows["median"].notna() & (rows["contender"] != "auto")]
+    totals = [0, 0, 0, 0]
+    for kind, mine in own.groupby("collective", sort=False):
+        fitted = mine[mine["held_out"]]
+        won = [*winners(mine, "model_seconds"), *winners(fitted, "fitted_seconds")]
+        totals = [a + b for a, b in zip(totals, won, strict=True)]
+        top = mine[mine["msg_bytes"] == mine["msg_bytes"].max()]
+        share = (top["bound_seconds"] / top["median"]).max()
+        yield [name, kind, *errors(mine, "model_seconds"), f"{won[0]}/{won[1]}",
+               *errors(fitted, "fitted_seconds"), f"{won[2]}/{won[3]}", f"{share:.2f}"]  # fmt: skip
+    fitted = own[own["held_out"]]
+    yield [name, "all", *errors(own, "model_seconds"), f"{totals[0]}/{totals[1]}",
+           *errors(fitted, "fitted_seconds"), f"{totals[2]}/{totals[3]}", ""]  # fmt: skip
+
+
+def main(raw):
+    """Analyse, write and print."""
+    head = ["", "collective", "calibrated: below 64 KiB", "from 64 KiB on", "winner", "fitted: below 64 KiB",
+            "from 64 KiB on", "winner", "bound / best at the largest size"]  # fmt: skip
+    table = [head, ["---"] * len(head)]
+    for lib in ("mpich", "openmpi"):
+        machine = Machine.read(raw / f"{lib}-calibration")
+        target = HERE / f"calibration-{lib}"
+        target.mkdir(exist_ok=True)
+        for file in sorted((raw / f"{lib}-calibration").iterdir()):
+            shutil.copyfile(file, target / file.name)
+        for ranks in (2, 4):
+            runs = [run for run in sorted(raw.glob(f"{lib}-p{ranks}-*")) if run.is_dir()]
+            rows = rows_of(runs, machine)
+            rows[KEPT].to_csv(HERE / f"{lib}-p{ranks}.csv", index=False, float_format="%.5g")
+            crowded = " (oversubscribed)" if rows["oversubscribed"].fillna(False).any() else ""
+            table += lines_of(f"{lib}, P = {ranks}{crowded}", rows)
+    text = "\n".join(f"| {' | '.join(row)} |" for row in table) + "\n"
+    (HERE / "analysis.md").write_text(text, encoding="utf-8")
+    print(text)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
