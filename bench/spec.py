@@ -108,7 +108,9 @@ def parse_contender(text: str) -> Contender:
 
 
 def _words(value: Any) -> tuple[str, ...]:
-    parts = value.split(",") if isinstance(value, str) else list(value)
+    parts = value.split(",") if isinstance(value, str) else value
+    if not isinstance(parts, (list, tuple)) or not all(isinstance(part, str) for part in parts):
+        raise ValueError("needs a text or a list of texts")
     words = tuple(dict.fromkeys(str(part).strip() for part in parts if str(part).strip()))
     if not words:
         raise ArgumentError(f"an empty list: {value!r}")
@@ -131,7 +133,10 @@ def _some_of(*choices: str) -> Callable[[Any], tuple[str, ...]]:
 
 
 def _percent(value: Any) -> float:
-    number = float(value.strip().removesuffix("%") if isinstance(value, str) else value)
+    try:
+        number = float(value.strip().removesuffix("%") if isinstance(value, str) else value)
+    except (TypeError, ValueError):
+        number = -1.0
     if isinstance(value, bool) or not 0 <= number <= 100:
         raise ValueError("needs a percentage from 0 (never stop early) to 100")
     return number

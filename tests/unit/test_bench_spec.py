@@ -127,3 +127,16 @@ def test_the_identity_of_a_spec_ignores_only_the_time_limit():
     spec = Spec()
     assert spec.identity() == Spec(time_limit=9.0).identity()
     assert spec.identity() != Spec(seed=2).identity()
+
+
+@pytest.mark.parametrize("key", ["collective", "algorithms", "engine", "dtype", "op", "cache"])
+@pytest.mark.parametrize("value", [3, {"a": 1}, [["a"]], [3]])
+def test_a_value_of_another_kind_is_refused_with_what_is_needed(key, value):
+    with pytest.raises(ArgumentError, match=f"{key} = .*: needs a text or a list of texts"):
+        make_spec({key: value})
+
+
+@pytest.mark.parametrize("value", ["x", [1], True, 200])
+def test_a_wrong_percentage_is_refused(value):
+    with pytest.raises(ArgumentError, match="precision = .*: needs a percentage"):
+        make_spec({"precision": value})
