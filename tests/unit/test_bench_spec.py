@@ -99,7 +99,7 @@ def test_flags_override_the_file(tmp_path):
         ('order = "random"', "shuffled, sequential"),
         ("batch = 0", "batch = 0: needs a whole number from 1 on"),
         ('batch = 2\ncache = "cold"', "only the first call of a batch"),
-        ('precision = "fine"', "could not convert"),
+        ('precision = "fine"', "needs a percentage"),
         ("precision = -1", "percentage"),
         ('engine = "fast"', "auto, native, python"),
         ("dtype = []", "empty list"),
@@ -138,5 +138,5 @@ def test_a_value_of_another_kind_is_refused_with_what_is_needed(key, value):
 
 @pytest.mark.parametrize("value", ["x", [1], True, 200])
 def test_a_wrong_percentage_is_refused(value):
-    with pytest.raises(ArgumentError, match="precision = .*: needs a percentage"):
+    with pytest.raises(ArgumentError, match=r"precision = .*: needs a percentage"):
         make_spec({"precision": value})
