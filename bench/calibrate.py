@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import argparse
 import csv
-import json
+import io
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,11 +23,17 @@ from typing import Any
 
 import numpy as np
 
+from mpicoll.bench import machine
+from mpicoll.bench.cases import dtype_of
+from mpicoll.bench.data import undefined
 from mpicoll.bench.fit import fit_curve
+from mpicoll.bench.records import replace_file, write_json
 from mpicoll.bench.sizes import format_bytes, format_seconds, parse_sizes
+from mpicoll.bench.store import explained
 from mpicoll.bench.timing import measure, no_garbage_collection, orders
 from mpicoll.bench.world import Refused, World, launcher_problem, start
 from mpicoll.cost import Curve, Machine
+from mpicoll.errors import ArgumentError
 from mpicoll.registry import Params, algorithm, unregister
 from mpicoll.schedule import Recv, Round, Schedule, Send, Side, Window
 
@@ -53,9 +60,14 @@ def add_parser(verbs: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure, fit, and write machine.json, calibration.json and calibration.csv."""
     sizes = [n for n in parse_sizes(args.sizes) if n]
+    _check(args, sizes)
     world = start(args.thread_level)
     if problem := launcher_problem(world.size):
         raise Refused(problem)
+    with world.together(), explained(args.output):
+        if world.first:  # better now than when all is measured
+            args.output.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=args.output).close()
     peer = _peer(world, args.level)
     pair = world.control.Split(0 if world.rank in (0, peer) else 1, world.rank)
     rows = []
@@ -68,6 +80,17 @@ def run(args: argparse.Namespace) -> int:
         _report(world, rows, peer, args)
     pair.Free()
     return 0
+
+
+def _check(args: argparse.Namespace, sizes: list[int]) -> None:
+    """Raise `ArgumentError` for what cannot be measured."""
+    if not sizes:
+        raise ArgumentError("--sizes: messages need at least one byte")
+    memory = machine.memory_bytes()
+    if memory is not None and 8 * sizes[-1] > memory:  # two ranks, and two plans of two blocks
+        raise ArgumentError(f"--sizes: there is no memory for messages of {format_bytes(sizes[-1])}")
+    if reason := undefined(args.op, dtype_of(args.dtype)):
+        raise ArgumentError(reason)
 
 
 def _peer(world: World, level: str | None) -> int:
@@ -207,17 +230,17 @@ def machine_from(rows: list[dict[str, Any]], name: str) -> tuple[Machine, list[d
 
 def _report(world: World, rows: list[dict[str, Any]], peer: int, args: argparse.Namespace) -> None:
     where = "same node" if world.nodes[peer] == world.nodes[0] else "another node"
-    machine, told = machine_from(rows, f"{world.vendor}, {where}, {rows[0]['engine']} engine")
-    args.output.mkdir(parents=True, exist_ok=True)
-    (args.output / "machine.json").write_text(machine.to_json() + "\n", encoding="utf-8")
+    found, told = machine_from(rows, f"{world.vendor}, {where}, {rows[0]['engine']} engine")
+    replace_file(args.output / "machine.json", found.to_json() + "\n")
     facts = {"mpi": world.library, "machine": world.machine, "hosts": world.hosts, "dtype": args.dtype}
     facts |= {"op": args.op, "oversubscribed": world.oversubscribed, "thread_level": world.thread_level}
-    (args.output / "calibration.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-    with (args.output / "calibration.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, told[0], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(told)
-    print(describe(machine))
+    write_json(args.output / "calibration.json", facts)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, told[0], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(told)
+    replace_file(args.output / "calibration.csv", text.getvalue())
+    print(describe(found))
     worst = sorted(abs(row["residual"]) for row in told if row["residual"] is not None)
     print(f"residuals: median {statistics.median(worst):.1%}, largest {worst[-1]:.1%}")
     print(f"in {args.output}; next: mpicoll model allreduce --machine {args.output / 'machine.json'}")

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from mpicoll.bench.arguments import MOST_RANKS
 from mpicoll.bench.settings import (
     Settings,
     convert,
@@ -35,6 +36,9 @@ from mpicoll.bench.sizes import parse_seconds
 from mpicoll.errors import ArgumentError
 
 PLACEMENTS = ("block", "cyclic")
+# More are a slip of the finger; and each repeat has a lock, which is an open file, each launch a record.
+MOST_REPEATS = 500
+MOST_LAUNCHES = 10_000
 # Decided by `launch` for every launch, so that no campaign may.
 _OURS = ("output", "resume", "seed", "o")
 
@@ -127,11 +131,18 @@ class Campaign:
     def plan(self) -> tuple[list[Launch], list[str]]:
         """All launches in their order, and in words what was left out.
 
-        Raises `ArgumentError` if nothing is left.
+        Raises `ArgumentError` if nothing is left, or far too much.
         """
         kinds, left_out = self.configurations()
         if not kinds:
             raise ArgumentError(f"a campaign of no launch: {'; '.join(left_out)}")
+        most = max(kind.ranks for kind in kinds)
+        for number, limit, what in (
+            (most, MOST_RANKS, "ranks"), (self.repeats, MOST_REPEATS, "repeats"),
+            (len(kinds) * self.repeats, MOST_LAUNCHES, "launches"),
+        ):  # fmt: skip
+            if number > limit:
+                raise ArgumentError(f"a campaign of {number} {what}: more than {limit} cannot be asked for")
         launches: list[Launch] = []
         for repeat in range(self.repeats):
             order = random.Random(f"{self.seed}/{repeat}").sample(kinds, len(kinds))

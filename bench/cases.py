@@ -128,6 +128,13 @@ class Case:
         return self.part_bytes * collective(self.collective).parts_in_total(self.ranks)
 
 
+def buffer_bytes(case: Case, rank: int) -> int:
+    """Bytes of the buffers of a rank, where one set of them is enough."""
+    recipe, place = RECIPES[case.collective], (rank, case.ranks, case.root, case.count)
+    pieces = [*recipe.recv(*place), *([] if recipe.in_place else recipe.send(*place))]
+    return sum(length for _, _, length in pieces) * np.dtype(case.dtype).itemsize
+
+
 def expand(spec: Spec, ranks: int) -> list[Case]:
     """All cases of a spec, in order of collective, dtype, operation, size and cache.
 
@@ -141,18 +148,19 @@ def expand(spec: Spec, ranks: int) -> list[Case]:
         if promise.rooted and spec.root >= ranks:
             raise ArgumentError(f"root {spec.root} does not exist among {ranks} ranks")
         for dtype in spec.dtype:
-            unit = _dtype(dtype).itemsize * promise.parts_in_message(ranks)
+            unit = dtype_of(dtype).itemsize * promise.parts_in_message(ranks)
             for op in spec.op if promise.reduces else ("",):
                 if op and op not in data.FOLDS:
                     raise ArgumentError(f"unknown operation {op!r}; known: {', '.join(data.FOLDS)}")
                 for nbytes, cache in product(spec.sizes, spec.cache):
                     count = max(nbytes // unit, 1 if nbytes else 0)
                     root = spec.root if promise.rooted else 0
-                    cases[Case(name, str(_dtype(dtype)), op, root, count, ranks, cache)] = None
+                    cases[Case(name, str(dtype_of(dtype)), op, root, count, ranks, cache)] = None
     return list(cases)
 
 
-def _dtype(name: str) -> np.dtype[Any]:
+def dtype_of(name: str) -> np.dtype[Any]:
+    """The NumPy type of that name. Raises `ArgumentError` for what MPI does not send."""
     try:
         dtype = np.dtype(name)
     except TypeError:

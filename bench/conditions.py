@@ -49,11 +49,29 @@ def read_runs(directories: Sequence[Path], *, across: bool = False) -> dict[str,
     """
     runs = {str(directory): read_run(directory) for directory in find_runs(directories)}
     for source, run in runs.items():
-        if not isinstance(run.get("identity"), dict) or not run.get("launches"):
+        if not _says_how(run):
             raise StoreError(f"{source}/run.json does not say how anything was measured; leave it out")
     if not across:
         require_poolable(runs)
     return runs
+
+
+def _says_how(run: Mapping[str, Any]) -> bool:
+    """Whether a `run.json` has what all readers rely on."""
+    launches = run.get("launches")
+    return (
+        isinstance(run.get("identity"), dict)
+        and isinstance(launches, list)
+        and bool(launches)
+        and all(
+            isinstance(one, dict) and {"launch", "status", "started"} <= one.keys() and _is_of_mpi(one)
+            for one in launches
+        )
+    )
+
+
+def _is_of_mpi(launch: Mapping[str, Any]) -> bool:
+    return isinstance(launch.get("mpi"), dict) and isinstance(launch["mpi"].get("vendor"), str)
 
 
 def must_agree(run: Mapping[str, Any]) -> dict[str, Any]:

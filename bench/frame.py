@@ -101,7 +101,7 @@ def _read_samples(directory: Path, notes: list[str]) -> pd.DataFrame:
             keep_default_na=False,
             na_values={name: [""] for name in _text_columns(content) + list(kinds)},
         )
-    except ValueError as error:
+    except (ValueError, TypeError) as error:  # a text where a number is; a fraction where none can be
         raise StoreError(f"{path} holds what is no sample: {error}") from None
     for name in [name for name in ADDED if name not in frame]:  # written before there were these columns
         frame[name] = pd.Series([ADDED[name]] * len(frame), dtype=kinds.get(name, "object"))

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import csv
 import io
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -32,6 +31,7 @@ from mpicoll.bench.device_contenders import (
     synchronised,
     use_own_device,
 )
+from mpicoll.bench.records import replace_file, write_json
 from mpicoll.bench.sizes import parse_bytes, parse_sizes
 from mpicoll.bench.store import explained
 from mpicoll.bench.timing import no_garbage_collection
@@ -102,10 +102,9 @@ def _write(directory: Path, check: Check, large: int) -> None:
     writer.writeheader()
     writer.writerows(check.rows)
     with explained(directory):
-        directory.mkdir(parents=True, exist_ok=True)
-        (directory / "checks.csv").write_text(text.getvalue(), encoding="utf-8")
-        (directory / "gpu-check.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-        (directory / "report.md").write_text(gpu_report.text_of(facts, check.rows), encoding="utf-8")
+        replace_file(directory / "checks.csv", text.getvalue())
+        write_json(directory / "gpu-check.json", facts)
+        replace_file(directory / "report.md", gpu_report.text_of(facts, check.rows))
 
 
 class Check:

@@ -24,6 +24,7 @@ from mpicoll.bench import batch, execution, machine, sweep
 from mpicoll.bench.campaign import Campaign, Launch, read_campaign
 from mpicoll.bench.launchers import check, command, settings_of
 from mpicoll.bench.progress import Progress
+from mpicoll.bench.records import replace_file
 from mpicoll.bench.sites import Site, read_site, shipped
 from mpicoll.bench.sizes import format_seconds
 from mpicoll.bench.store import require_same
@@ -180,7 +181,10 @@ def flavour_of(mpirun: str) -> str:
     for words, flavour in ((r"Open MPI|PRRTE|OpenRTE", "openmpi"), (r"HYDRA|MPICH|Intel\(R\) MPI", "mpich")):
         if re.search(words, text):
             return flavour
-    raise ArgumentError(f"{mpirun} is neither MPICH's nor Open MPI's; say which flags it takes: `flavour`")
+    raise ArgumentError(
+        f"{mpirun} is neither MPICH's nor Open MPI's; "
+        "say which flags it takes: `flavour` in the file of the --site"
+    )
 
 
 def hosts_of_job(nodelist: str) -> list[str]:
@@ -271,8 +275,7 @@ def submit(
         return 0
     if not args.resume and (directory / "campaign.json").exists():
         raise ArgumentError(f"{directory} already holds a campaign; continue it with --resume")
-    directory.mkdir(parents=True, exist_ok=True)
-    path.write_text(batch.script("campaign", site, name), encoding="utf-8")
+    replace_file(path, batch.script("campaign", site, name))
     # Variables of sbatch would win over the directives in the script.
     clean = {key: value for key, value in os.environ.items() if not key.startswith("SBATCH_")}
     try:

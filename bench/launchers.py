@@ -34,7 +34,8 @@ def check(launch: Launch, site: Site) -> None:
     if site.cores is not None and launch.ppn > site.cores and not site.oversubscribe:
         raise ArgumentError(
             f"{launch.ppn} ranks on a node of {site.cores} cores: they would share time slices; "
-            "say `oversubscribe = true` (or --oversubscribe) if that is wanted: it is no performance result"
+            "if that is wanted, which is no performance result, say --oversubscribe, or "
+            "`oversubscribe = true` in the file of the --site"
         )
     if site.hosts and launch.nodes > len(site.hosts):
         raise ArgumentError(f"{launch.nodes} nodes are wanted, but only these known: {', '.join(site.hosts)}")

@@ -109,7 +109,8 @@ def _turbo() -> str | None:
     return {"0": "off", "1": "on"}.get(boost or "")
 
 
-def _memory_bytes() -> int | None:
+def memory_bytes() -> int | None:
+    """How much memory the machine has."""
     with contextlib.suppress(ValueError, OSError):
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return None
@@ -126,7 +127,7 @@ def describe_machine() -> dict[str, Any]:
         "logical_cpus": len(online),
         "physical_cores": len({physical_core(cpu) for cpu in online}),
         "cpu_quota": cpu_quota(),
-        "memory_bytes": _memory_bytes(),
+        "memory_bytes": memory_bytes(),
         "governor": ", ".join(sorted(filter(None, governors))) or None,
         "turbo": _turbo(),
         "virtual": virtual,

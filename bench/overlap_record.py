@@ -19,7 +19,7 @@ from mpicoll.bench import overlap_stats, timeline
 from mpicoll.bench.hazards import find_hazards
 from mpicoll.bench.info import describe
 from mpicoll.bench.overlap_modes import BLOCKING, COMMUNICATE, COMPUTE, OVERLAPPED, PER_TENSOR
-from mpicoll.bench.records import moment
+from mpicoll.bench.records import moment, replace_file
 from mpicoll.bench.sizes import format_bytes, format_seconds
 from mpicoll.bench.store import Store, StoreError, explained, format_value, read_run
 from mpicoll.bench.training import HELD_BLAS, Shape
@@ -152,7 +152,7 @@ class Record:
         for row in rows:
             values = {**common, **row}
             writer.writerow([format_value(values[name]) for name in COLUMNS])
-        (args.output / FILE).write_text(text.getvalue(), encoding="utf-8")
+        replace_file(args.output / FILE, text.getvalue())
 
     def _write_traces(self, bench: Any, rows: list[dict[str, Any]], times: Any, shown: list[Any]) -> None:
         """One trace per rank: of each mode the step whose time is nearest to the median."""

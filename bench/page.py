@@ -14,6 +14,7 @@ import vl_convert
 from markupsafe import Markup
 
 from mpicoll.bench.grids import samples_grid, summary_grid
+from mpicoll.bench.records import replace_file
 from mpicoll.bench.sections import Loaded, Section
 from mpicoll.bench.texts import missing, text_of, time_of
 
@@ -45,7 +46,7 @@ def write(path: Path, data: Loaded, sections: list[Section]) -> None:
         grid_script=_part("grid.js"),
         page_script=_part("page.js"),
     )
-    path.write_text(text, encoding="utf-8")
+    replace_file(path, text)
 
 
 def specifications(sections: list[Section]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -72,10 +73,9 @@ def write_figures(section: Section, folder: Path) -> None:
     """Each chart of a section and its parts as SVG, and that as PNG."""
     for part in section.walk():
         for name, chart in part.charts.items():
-            folder.mkdir(parents=True, exist_ok=True)
             svg = vl_convert.vegalite_to_svg(specification(chart), VEGA_LITE)
-            (folder / f"{name}-{part.slug}.svg").write_text(svg, encoding="utf-8")
-            (folder / f"{name}-{part.slug}.png").write_bytes(vl_convert.svg_to_png(svg, scale=2))
+            replace_file(folder / f"{name}-{part.slug}.svg", svg)
+            replace_file(folder / f"{name}-{part.slug}.png", vl_convert.svg_to_png(svg, scale=2))
 
 
 def _without_nan(row: dict[str, Any]) -> dict[str, Any]:

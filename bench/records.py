@@ -21,20 +21,27 @@ def moment() -> str:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Replace a file in one step: a reader sees the old or the new one, never half of it."""
+    """Replace a file in one step by a value as JSON."""
+    replace_file(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+
+
+def replace_file(path: Path, content: str | bytes) -> None:
+    """Replace a file in one step: a reader sees the old or the new one, never half of it.
+
+    Raises `OSError` that names the file; then it is as it was.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")
     try:
-        with temporary.open("w", encoding="utf-8") as file:
-            json.dump(value, file, indent=1, ensure_ascii=False)
-            file.write("\n")
+        with temporary.open("wb") as file:
+            file.write(content if isinstance(content, bytes) else content.encode(errors="backslashreplace"))
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-    except OSError:
+    except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink()
-        raise
+        raise OSError(error.errno, error.strerror, str(path)) from None  # of a full disk it names none
 
 
 class Busy(MpicollError):

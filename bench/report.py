@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mpicoll.bench import formats
+from mpicoll.bench.records import replace_file
 from mpicoll.bench.sections import Loaded, Section, Table, make_all
 from mpicoll.errors import ArgumentError, MpicollError
 
@@ -69,7 +70,9 @@ def run(args: argparse.Namespace) -> int:
     summary = stats.summarise(results.samples)
     calibrated.add_columns(summary, calibrated.machines(args.calibration, args.directories, results))
     data = Loaded(results, summary, tuple(args.directories))
-    summary.to_csv(output / "summary.csv", index=False, float_format="%.6g")
+    replace_file(
+        output / "summary.csv", summary.to_csv(index=False, float_format="%.6g", lineterminator="\n")
+    )
     sections = make_all(data)
     if args.figures:
         for section in sections:

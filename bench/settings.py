@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,6 +18,7 @@ else:
 #: Names and texts in their order: variables, flags, directives.
 Settings = tuple[tuple[str, str], ...]
 ABSENT = "false"  # of a directive: it is not to be there
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 Convert = Callable[[Any], Any]
 
@@ -49,18 +51,24 @@ def convert(table: Mapping[str, Any], converters: Mapping[str, Convert], source:
     return converted
 
 
-def text(value: Any) -> str:
-    """A text that says something."""
-    if not isinstance(value, str) or not value:
-        raise ValueError("needs a text")
+def _without_nul(value: str) -> str:
+    if "\0" in value:
+        raise ValueError("no program can be given a text with a NUL in it")
     return value
+
+
+def text(value: Any) -> str:
+    """A text that says something, in one line: it becomes a word of a command, or a line of a script."""
+    if not isinstance(value, str) or not value or "\n" in value:
+        raise ValueError("needs a text of one line")
+    return _without_nul(value)
 
 
 def texts(value: Any) -> tuple[str, ...]:
     """A list of texts."""
     if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
         raise ValueError("needs a list of texts")
-    return tuple(value)
+    return tuple(map(_without_nul, value))
 
 
 def flag(value: Any) -> bool:
@@ -70,12 +78,14 @@ def flag(value: Any) -> bool:
     return value
 
 
-def whole(least: int) -> Convert:
-    """A whole number, not below `least`."""
+def whole(least: int, most: int = (1 << 63) - 1) -> Convert:
+    """A whole number, not below `least` and not above `most`: by default what C has a type for."""
 
     def converted(value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise ValueError(f"needs a whole number from {least} on")
+        if value > most:
+            raise ValueError(f"needs a whole number from {least} to {most}")
         return value
 
     return converted
@@ -122,6 +132,10 @@ def variables(value: Any) -> Settings:
     """A table of environment variables."""
     if any(isinstance(one, bool) or not isinstance(one, (str, int, float)) for one in _table(value).values()):
         raise ValueError("needs texts or numbers")
+    for name, one in value.items():
+        if not _VARIABLE.fullmatch(name):
+            raise ValueError(f"{name!r} is no name of a variable: letters, digits and _, and no digit first")
+        _without_nul(str(one))
     return tuple((key, str(one)) for key, one in value.items())
 
 
@@ -129,6 +143,8 @@ def directives(value: Any) -> Settings:
     """A table of flags of sbatch: `true` is one without a value, `false` takes a default one away."""
     if any(not isinstance(one, (str, int)) for one in _table(value).values()):
         raise ValueError("needs texts, numbers, true or false")
+    if any("\n" in f"{name}{one}" for name, one in value.items()):
+        raise ValueError("needs texts of one line")
     words = {True: "", False: ABSENT}
     return tuple((key, words[one] if isinstance(one, bool) else str(one)) for key, one in value.items())
 
@@ -143,7 +159,7 @@ def flags(value: Any) -> Settings:
             return ",".join(map(typed, one))
         if isinstance(one, dict):
             raise ValueError("needs texts, numbers or lists")
-        return str(one)
+        return _without_nul(str(one))
 
     return tuple((key.replace("-", "_"), typed(one)) for key, one in _table(value).items())
 

@@ -11,7 +11,9 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _SIZE = re.compile(r"(\d+)\s*([KMGT]?)(?:I?B)?", re.IGNORECASE)
 _DURATION = re.compile(r"(\d+(?:\.\d*)?)\s*(ms|s|m|h)?", re.IGNORECASE)
 _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_MOST_SECONDS = 100 * 365 * 24 * 3600.0
 _MOST_SIZES = 10_000
+_MOST_BYTES = (1 << 63) - 1  # that an address can tell apart
 
 
 def parse_bytes(text: str | int) -> int:
@@ -23,7 +25,11 @@ def parse_bytes(text: str | int) -> int:
     match = _SIZE.fullmatch(str(text).strip())
     if match is None or isinstance(text, bool):
         raise ArgumentError(f"not a size: {text!r}; write bytes such as 4, 64K, 1MiB or 2G")
-    return int(match[1]) * _UNITS[match[2].upper()]
+    # Python itself refuses to read numbers of some thousand digits.
+    nbytes = int(match[1]) * _UNITS[match[2].upper()] if len(match[1]) < 99 else _MOST_BYTES + 1
+    if nbytes > _MOST_BYTES:
+        raise ArgumentError(f"no memory holds so much: {str(text)[:60]!r}; a size is less than 8 EiB")
+    return nbytes
 
 
 def format_bytes(nbytes: int) -> str:
@@ -99,7 +105,10 @@ def parse_seconds(text: str | float) -> float:
     match = _DURATION.fullmatch(str(text).strip())
     if match is None or isinstance(text, bool):
         raise ArgumentError(f"not a duration: {text!r}; write seconds, or 250ms, 10m, 2h")
-    return float(match[1]) * _SECONDS[(match[2] or "s").lower()]
+    seconds = float(match[1]) * _SECONDS[(match[2] or "s").lower()]
+    if not 0 < seconds < _MOST_SECONDS:
+        raise ArgumentError(f"{str(text)[:60]!r}: a duration is more than 0 seconds, and less than a century")
+    return seconds
 
 
 def format_seconds(seconds: float) -> str:

@@ -252,9 +252,8 @@ def explained(directory: Path) -> Any:
             if error.errno in (errno.ENOSPC, errno.EDQUOT)
             else ""
         )
-        raise StoreError(
-            f"cannot write to {directory}: {reason}" + (f"; {advice}" if advice else "")
-        ) from error
+        where = error.filename if isinstance(error.filename, str) else directory
+        raise StoreError(f"cannot write to {where}: {reason}" + (f"; {advice}" if advice else "")) from error
 
 
 def read_run(directory: Path) -> dict[str, Any]:

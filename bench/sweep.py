@@ -9,16 +9,20 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from mpicoll import registry
-from mpicoll.bench import formats
+from mpicoll.bench import formats, machine
 from mpicoll.bench.arguments import add_load, load
-from mpicoll.bench.cases import expand
+from mpicoll.bench.cases import Case, buffer_bytes, expand
 from mpicoll.bench.contenders import own_algorithms
 from mpicoll.bench.session import Session
+from mpicoll.bench.sizes import format_bytes
 from mpicoll.bench.spec import Contender, Spec, make_spec
 from mpicoll.bench.world import StopSignals, World, start
 from mpicoll.errors import ArgumentError
+from mpicoll.select import check_channels
+from mpicoll.staging import STAGINGS
 
 _PLAN_KEYWORDS = ("channels", "depth", "staging")
+_OTHERS = {"root": "say --root", "nodes": "the job says which ranks share a node"}
 
 
 def add_parser(verbs: Any) -> None:
@@ -140,6 +144,7 @@ def run(args: argparse.Namespace) -> int:
     with world.together():
         load(args.load)
         cases = expand(spec, world.size)
+        _require_room(world, spec, cases)
         contenders = {name: contenders_for(spec, name) for name in spec.collective}
         _check_contenders(spec, contenders)
         _same_everywhere(world, (spec, cases, contenders))
@@ -172,9 +177,30 @@ def _check_contenders(spec: Spec, contenders: dict[str, list[Contender]]) -> Non
         if not several:
             raise ArgumentError(f"nothing to measure for {collective}")
         for one in several:
-            if not one.builtin and one.name != "auto":
-                params = {key: value for key, value in one.options if key not in _PLAN_KEYWORDS}
-                registry.get(collective, one.name).resolve(2, params)
+            if not one.builtin:
+                try:
+                    _check_options(spec, collective, one)
+                except ArgumentError as error:
+                    raise ArgumentError(f"{one.label}: {error}") from None
+
+
+def _check_options(spec: Spec, collective: str, one: Contender) -> None:
+    """Refuse what no number of ranks would make right; what this number cannot serve is recorded instead."""
+    options = dict(one.options)
+    for name, why in _OTHERS.items():
+        if name in options:
+            raise ArgumentError(f"{name} is no parameter here: {why}")
+    check_channels(**{name: options[name] for name in ("channels", "depth") if name in options})
+    if "staging" in options and spec.buffer == "numpy":
+        raise ArgumentError("staging is for device buffers (--buffer cupy)")
+    if options.get("staging", "none") not in STAGINGS:
+        raise ArgumentError(f"unknown staging {options['staging']!r}; valid: {', '.join(STAGINGS)}")
+    params = {name: value for name, value in options.items() if name not in _PLAN_KEYWORDS}
+    if one.name == "auto":
+        if params:
+            raise ArgumentError(f"auto has no {', '.join(params)}: it may become any algorithm")
+    elif reason := registry.get(collective, one.name).impossible(params):
+        raise ArgumentError(reason)
 
 
 def _same_everywhere(world: World, values: Any) -> None:
@@ -185,6 +211,22 @@ def _same_everywhere(world: World, values: Any) -> None:
             raise ArgumentError(
                 f"rank {rank} read another spec than rank 0: is SPEC.toml the same on all nodes?"
             )
+
+
+def _require_room(world: World, spec: Spec, cases: Sequence[Case]) -> None:
+    """Raise `ArgumentError` for a case whose buffers this machine has no memory for."""
+    memory = machine.memory_bytes()
+    if memory is None or spec.buffer != "numpy":  # a device says itself what it has
+        return
+    ranks = next(ranks for ranks in world.topology.machines if world.rank in ranks)
+    case = max(cases, key=lambda case: case.total_bytes)
+    needed = sum(buffer_bytes(case, rank) for rank in ranks)
+    if needed > memory:
+        raise ArgumentError(
+            f"{case.collective} of {format_bytes(case.msg_bytes)} ({case.dtype}): the buffers of "
+            f"{len(ranks)} ranks take {format_bytes(needed)}, and {world.hosts[world.rank]} has "
+            f"{memory / 2**30:.3g} GiB; choose smaller --sizes"
+        )
 
 
 def hash_of(text: str) -> str:

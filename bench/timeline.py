@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from mpicoll.bench.records import replace_file
 from mpicoll.bench.sizes import format_bytes
 from mpicoll.bench.training import Span
 
@@ -63,4 +64,4 @@ def _event(
 def write(path: Path, found: Sequence[dict[str, Any]]) -> None:
     """One event a line, so that a difference can be read."""
     lines = ",\n".join(json.dumps(event, ensure_ascii=False) for event in found)
-    path.write_text(f'{{"displayTimeUnit": "ms", "traceEvents": [\n{lines}\n]}}\n', encoding="utf-8")
+    replace_file(path, f'{{"displayTimeUnit": "ms", "traceEvents": [\n{lines}\n]}}\n')

@@ -30,12 +30,11 @@ from .registry import algorithms as registered
 from .requests import LANES, Request
 from .runner import Plan, check_background, check_engine
 from .schedule import blocks_of
-from .select import calibration, choose, default_channels
+from .select import TAGS_PER_PLAN, calibration, check_channels, choose, default_channels
 from .staging import choose_staging, device_channels, staged
 from .topology import Topology
 from .watch import Environment
 
-TAGS_PER_PLAN = 16  # the deepest channel rotation
 Maker = Callable[..., Call]
 
 
@@ -342,9 +341,7 @@ class Planner:
         )
         channels = automatic[0] if channels is None else channels
         depth = automatic[1] if depth is None else depth
-        for what, value, most in (("channels", channels, 1 << 16), ("depth", depth, TAGS_PER_PLAN)):
-            if not isinstance(value, int | np.integer) or not 1 <= value <= most:
-                raise ArgumentError(f"{what} must be an integer in 1..{most}, not {value!r}")
+        check_channels(channels=channels, depth=depth)
         depth = min(depth, channels)
         return Chosen(entry, resolved, engine, channels, depth, background, bool(stages), staging)
 

@@ -67,6 +67,25 @@ class Algorithm:
         """Why this case cannot be served, or None if it can."""
         return self.requires(size, self.resolve(size, params))
 
+    def impossible(self, params: Params) -> str | None:
+        """Why no number of ranks at all is served with these parameters, or None: what is wrong is a value.
+
+        What may need many ranks is asked of that many: ``group=48`` divides 48, ``leaders=48`` lead two
+        nodes of 48.
+
+        Raises `ArgumentError` for a parameter, or the name of an inner algorithm, that there is not.
+        """
+        numbers = [value for value in params.values() if isinstance(value, int) and 8 < value <= 1 << 15]
+        reasons = []
+        for size in (4, *range(1, 17), *numbers, *(2 * number for number in numbers)):
+            at_size = {"nodes": tuple(2 * rank // size for rank in range(size))} if self.hierarchical else {}
+            if self.refusal(size, at_size) is not None:
+                continue  # whatever the values
+            reasons.append(self.refusal(size, {**params, **at_size}))
+            if reasons[-1] is None:
+                return None
+        return reasons[0] if reasons else None
+
     def blocks(self, size: int, params: Params | None = None) -> int:
         """Number of blocks of all parts together."""
         resolved = self._checked(size, params)

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import os
 from functools import lru_cache
+from numbers import Integral
 from pathlib import Path
+from typing import Any
 
 from .algorithms.patterns import ceil_log2
 from .algorithms.tuning import ALPHA_SECONDS, BETA_SECONDS_PER_BYTE
@@ -25,8 +27,11 @@ STRIPE_BYTES = 256 << 10
 # behind the data of others: with Open MPI over TCP, whose eager limit is 64 KiB, on 4 nodes of 2 ranks,
 # 16 MiB took 215 ms in messages of 32 KiB and 253 ms in those of 256 KiB (results/README.md, hierarchical).
 STRIPE_BYTES_BETWEEN_NODES = 32 << 10
-MOST_CHANNELS = 256
+MOST_CHANNELS = 256  # that are chosen
 DEPTH = 2
+TAGS_PER_PLAN = 16  # the deepest rotation of channels
+#: What may be asked for.
+_MOST = {"channels": 1 << 16, "depth": TAGS_PER_PLAN}
 
 # The nominal machine of `algorithms.tuning`, and a reduction that reads and writes at 33 GB/s: [s], [s/B].
 ALPHA, BETA, GAMMA = ALPHA_SECONDS, BETA_SECONDS_PER_BYTE, 3e-11
@@ -178,6 +183,13 @@ def _latency_limit(collective: str, size: int) -> float:
         saved, more = size - 1 - rounds, size * rounds / 2 - (size - 1)
         return ALPHA * saved / (BETA * more) if more > 0 else float("inf")
     return ALPHA * rounds / (BETA * (rounds - 2)) if rounds > 2 else 512 << 10
+
+
+def check_channels(**given: Any) -> None:
+    """Raise `ArgumentError` for a number of `channels`, or a `depth` of their rotation, that cannot be."""
+    for what, value in given.items():
+        if not isinstance(value, Integral) or not 1 <= int(value) <= _MOST[what]:
+            raise ArgumentError(f"{what} must be an integer in 1..{_MOST[what]}, not {value!r}")
 
 
 def default_channels(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 from math import isqrt
+from typing import Any
 
 from ..registry import Params, algorithm
 from ..schedule import Recv, Round, Schedule, Send, Window, exchange
@@ -163,9 +164,9 @@ def _group_size(size: int, params: Params) -> int:
 
 
 def _group_divides(size: int, params: Params) -> str | None:
-    group = _group_size(size, params)
-    if group < 1 or size % group:
-        return f"group={group} must divide P"
+    group: Any = _group_size(size, params)
+    if not isinstance(group, int) or group < 1 or size % group:
+        return f"group={group!r} must divide P"
     return None
 
 

@@ -6,6 +6,7 @@ A campaign under the real one is run by the page docs/campaigns.md.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -282,3 +283,17 @@ def test_a_place_where_nothing_can_be_written_is_named_in_a_line(folder, capsys)
     said = capsys.readouterr().err
     assert "Not a directory" in said
     assert said.count("\n") == 1
+
+
+def test_a_full_disk_is_said_of_the_file(folder, capsys, monkeypatch):
+    from mpicoll.bench import cli, records
+
+    def full(number):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(records.os, "fsync", full)
+    (folder / "c.toml").write_text("ranks = 2\nrepeats = 1\n")
+    argv = ["launch", folder / "c.toml", "-o", folder / "r", "--site", folder / "site.toml"]
+    assert cli.main(list(map(str, argv))) == 2
+    assert capsys.readouterr().err == f"mpicoll: {folder}/r/campaign.json: No space left on device\n"
+    assert [path.name for path in (folder / "r").iterdir()] == [".repeat-0.lock"]

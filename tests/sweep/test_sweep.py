@@ -266,6 +266,7 @@ def test_other_conditions_are_not_continued(measured):
         (["--iterations", "many"], "invalid int value: 'many'"),
         (["none.toml"], "cannot read none.toml"),
         (["--load", "none.py"], "cannot read none.py"),
+        (["--sizes", "999T"], "allreduce of 999 TiB \\(float32\\): the buffers of 2 ranks take"),
     ],
 )
 def test_wrong_usage_is_said_once_with_status_2(tmp_path, options, words):

@@ -1,6 +1,8 @@
 """From samples to statements: medians, intervals, verdicts, and a report that says no more than it knows."""
 
+import errno
 import json
+import os
 import re
 import subprocess
 import sys
@@ -10,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from mpicoll.bench import cli, grids
+from mpicoll.bench import cli, grids, records
 from mpicoll.bench.figures import FIGURES, quantiles
 from mpicoll.bench.frame import load
 from mpicoll.bench.sections import SECTIONS, Section, find
@@ -412,3 +414,18 @@ def test_a_late_sample_is_in_no_statistic(tmp_path):
     assert found["max"] < 1e-3
     assert quantiles(samples)["seconds"].max() < 1e-3
     assert grids.flag_outliers(samples)[samples["late"].fillna(False)].isna().all()
+
+
+def test_a_full_disk_is_said_of_the_file_and_leaves_no_half_of_it(tmp_path, capsys, monkeypatch):
+    directory = write_result(tmp_path / "r", {"ring": {4: 1e-6}})
+    (directory / "summary.csv").write_text("of the day before\n")
+
+    def full(number):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(records.os, "fsync", full)
+    before = sorted(directory.iterdir())
+    assert cli.main(["report", "--no-figures", str(directory)]) == 2
+    assert capsys.readouterr().err == f"mpicoll: {directory}/summary.csv: No space left on device\n"
+    assert sorted(directory.iterdir()) == before
+    assert (directory / "summary.csv").read_text() == "of the day before\n"

@@ -21,6 +21,12 @@ def test_a_wrong_size_is_refused(text):
         parse_bytes(text)
 
 
+@pytest.mark.parametrize("text", ["99999999999T", "8388608T", 1 << 63, "9" * 9999, "4:99999999999T"])
+def test_a_size_that_no_memory_has_is_refused_by_name(text):
+    with pytest.raises(ArgumentError, match=f"no memory holds so much: .*{str(text)[-9:]}"):
+        parse_sizes(text)
+
+
 @pytest.mark.parametrize("nbytes", [0, 1, 1023, 1024, 3 << 20, 1 << 40])
 def test_an_exact_size_survives_formatting(nbytes):
     assert parse_bytes(format_bytes(nbytes)) == nbytes
@@ -55,6 +61,9 @@ def test_durations():
     assert [parse_seconds(text) for text in ("250ms", "3", "2m", "0.5h")] == [0.25, 3.0, 120.0, 1800.0]
     with pytest.raises(ArgumentError, match="not a duration"):
         parse_seconds("soon")
+    for text in ("0s", "0", "0.0h", "9" * 400):
+        with pytest.raises(ArgumentError, match="more than 0 seconds"):
+            parse_seconds(text)
 
 
 def test_a_contender_carries_its_options():
@@ -97,8 +106,10 @@ def test_flags_override_the_file(tmp_path):
         ('sync = "barrier"', "dissemination, window"),
         ('cache = ["warm", "lukewarm"]', "warm, cold"),
         ('order = "random"', "shuffled, sequential"),
+        ("batch = 99999999999999999999", "whole number from 1 to 1000000"),
         ("batch = 0", "batch = 0: needs a whole number from 1 on"),
         ('batch = 2\ncache = "cold"', "only the first call of a batch"),
+        ('time_limit = "0s"', "time_limit = '0s': .*more than 0 seconds"),
         ('precision = "fine"', "needs a percentage"),
         ("precision = -1", "percentage"),
         ('engine = "fast"', "auto, native, python"),

@@ -119,11 +119,28 @@ def test_a_launch_gets_the_flags_of_its_options_and_a_seed_of_its_repeat(campaig
         ("ranks = 2\n[options.a]\nresume = true", "itself decides resume"),
         ("ranks = 2\n[environment]\nX = 1", "environment = "),
         ("ranks = [2", "is not TOML"),
+        ('ranks = 2\ntimeout = "0s"', "timeout = '0s': .*more than 0 seconds"),
+        ('ranks = 2\n[environment.a]\n"A=B" = "1"', "'A=B' is no name of a variable"),
+        ('ranks = 2\n[environment.a]\nA = "\\u0000"', "a NUL in it"),
     ],
 )
 def test_a_bad_campaign_is_refused(campaign, text, words):
     with pytest.raises(ArgumentError, match=words):
         campaign(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("ranks = 99999999", "99999999 ranks: more than 1048576"),
+        ("nodes = 1000000\nppn = 1000000", "1000000000000 ranks"),
+        ("ranks = 2\nrepeats = 100000", "100000 repeats: more than 500"),
+        (f"ranks = {list(range(2, 99))}\nrepeats = 500", "48500 launches: more than 10000"),
+    ],
+)
+def test_a_slip_of_the_finger_plans_no_million_launches(campaign, text, words):
+    with pytest.raises(ArgumentError, match=words):
+        campaign(text).plan()
 
 
 @pytest.mark.parametrize(
@@ -145,6 +162,7 @@ def test_what_a_sweep_would_refuse_is_refused_before_any_launch(campaign, tmp_pa
     ("setting", "message"),
     [
         ('algorithms = "rnig"', "unknown algorithm 'rnig'"),
+        ('algorithms = "segmented_ring:segments=0"', "segments must be a whole number of at least 1"),
         ('dtype = "float33"', "unknown dtype 'float33'"),
         ('collective = "allredcue"', "allredcue"),
     ],
@@ -212,7 +230,7 @@ def test_a_launch_is_this_command(site, launch, settings, expected):
 @pytest.mark.parametrize(
     ("site", "launch", "words"),
     [
-        (replace(MPICH, cores=1), BLOCK, "2 ranks on a node of 1 cores.*oversubscribe = true"),
+        (replace(MPICH, cores=1), BLOCK, "node of 1 cores.*oversubscribe = true` in the file of the --site"),
         (replace(SRUN, cores=1), BLOCK, "2 ranks on a node of 1 cores"),
         (replace(MPICH, hosts=("a",)), BLOCK, "2 nodes are wanted, but only these known: a"),
         (replace(MPICH, hosts=()), BLOCK, "name them .--hosts a,b.* or use --slurm"),
@@ -257,6 +275,10 @@ def test_sites_come_with_the_package():
         ({"oversubscribe": "yes"}, "needs true or false"),
         ({"sbatch": {"time": ["1"]}}, "needs texts, numbers, true or false"),
         ({"mpi": ""}, "needs a text"),
+        ({"title": "a\nrm -r b"}, "needs a text of one line"),
+        ({"sbatch": {"time": "1\n2"}}, "needs texts of one line"),
+        ({"program": ["mpi\0coll"]}, "a NUL in it"),
+        ({"environment": {"": 1}}, "no name of a variable"),
     ],
 )
 def test_a_bad_site_is_refused(table, words):

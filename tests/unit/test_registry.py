@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -131,3 +132,33 @@ def test_promises_are_consistent(kind, size: int):
         assert set().union(*before) == set().union(*after) == parts
         for part in parts:
             assert part in before[kind.origin(part, size, root)]
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "words"),
+    [
+        ("allreduce/segmented_ring", {"segments": 0}, "segments must be a whole number of at least 1, not 0"),
+        ("allreduce/segmented_ring", {"segments": "abc"}, "segments must be .*, not 'abc'"),
+        ("allgather/k_ring", {"group": 0}, "group=0 must divide P"),
+        ("allgather/k_ring", {"group": "abc"}, "group='abc' must divide P"),
+        ("allreduce/leader", {"leaders": 0}, "leaders must be 1 to"),
+        # These are served somewhere, and others than the values are to blame where they are not.
+        ("allgather/k_ring", {"group": 48}, None),
+        ("allreduce/leader", {"leaders": 48}, None),
+        ("allreduce/swing", {}, None),
+        ("reduce/bine_tree", {}, None),
+        ("allreduce/leader", {"intra": "chain"}, None),
+    ],
+)
+def test_a_value_that_no_number_of_ranks_makes_right_is_told_from_a_case(name, params, words):
+    found = get(*name.split("/")).impossible(params)
+    assert (found is None) if words is None else re.search(words, found)
+
+
+def test_a_composition_of_an_unknown_algorithm_names_the_known():
+    with pytest.raises(ArgumentError, match=r"reduce has no algorithm 'ring'; it has: .*chain"):
+        get("allreduce", "leader").impossible({"intra": "ring"})
+
+
+def test_defaults_are_possible():
+    assert [str(entry) for entry in algorithms() if entry.impossible({})] == []
