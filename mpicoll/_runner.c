@@ -146,11 +146,12 @@ int mpicoll_advance(Program *p, int blocking) {
     return mpicoll_raise_failure(p, result == MPI_FAILED ? rc : GAVE_UP, p->next);
 }
 
-/* `failure` tells the other ranks and gives the exception, or None where one has been raised already. */
+/* `failure` tells the other ranks and gives the exception, or None where one has been raised already. It is given
+ * the statuses, which say more where a wait has failed in MPI. */
 int mpicoll_raise_failure(Program *p, int code, Py_ssize_t position) {
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
-    PyObject *error = PyObject_CallFunction(p->failure, "in", code, position);
+    PyObject *error = PyObject_CallFunction(p->failure, "iny#", code, position, p->statuses, p->statuses_size);
     if (type != NULL) {
         PyErr_Restore(type, value, traceback);
     } else if (error != NULL) {
@@ -212,7 +213,8 @@ static int program_init(PyObject *self, PyObject *args, PyObject *kwargs) {
         return -1;
     p->steps = PyMem_Malloc(steps.len + 1);
     p->requests = PyMem_Malloc(requests.len + 1);
-    p->statuses = PyMem_Malloc(status_size * longest + 1);
+    p->statuses_size = status_size * longest;
+    p->statuses = PyMem_Calloc(p->statuses_size + 1, 1);
     if (p->steps && p->requests && p->statuses) {
         memcpy(p->steps, steps.buf, steps.len);
         memcpy(p->requests, requests.buf, requests.len);

@@ -36,7 +36,8 @@ typedef struct Program {
     Py_ssize_t count, next;
     char *requests; /* opaque handles, `request_size` bytes each */
     Py_ssize_t request_size;
-    void *statuses; /* room for the longest wait; read by nobody (MPI_STATUSES_IGNORE differs by library) */
+    char *statuses; /* of the last wait; room for the longest. Read when one fails */
+    Py_ssize_t statuses_size; /* [bytes] */
     startall_fn startall;
     testall_fn testall;
     reduce_local_fn reduce_local;
@@ -44,7 +45,7 @@ typedef struct Program {
     intptr_t datatype, operation;
     PyObject *idle;    /* called now and then during a long wait with the step; raises to give up */
     PyObject *owner;   /* keeps memory and requests alive for as long as the program */
-    PyObject *failure; /* called with (MPI error code, step); returns the exception to raise */
+    PyObject *failure; /* called with (MPI error code, step, statuses); returns the exception to raise */
     int polite;        /* give up the core between tests */
     int busy;          /* somebody is running it */
     int broken;        /* it failed, or was freed: it never runs again */

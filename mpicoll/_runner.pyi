@@ -27,7 +27,7 @@ class Program:
         datatype: int,
         operation: int,
         idle: Callable[[int, bool], bool],
-        failure: Callable[[int, int], Exception | None],
+        failure: Callable[[int, int, bytes], Exception | None],
         owner: object,
         polite: bool,
     ) -> None: ...

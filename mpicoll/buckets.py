@@ -6,11 +6,12 @@ A bucket is a slice of it, so that a gradient is contiguous even where two bucke
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .errors import ArgumentError
 
@@ -64,6 +65,25 @@ class Layout:
     lengths: dict[str, int]  # elements of the flat array of each type
 
 
+def bucket_sizes(bucket_bytes: Any, first_bytes: Any = None) -> tuple[int, int]:
+    """The sizes of all buckets and of the first [B]; by default a quarter.
+
+    Raises `ArgumentError` for what is no whole number of bytes, or less than one.
+    """
+
+    def checked(what: str, nbytes: Any) -> int:
+        try:
+            number = operator.index(nbytes)
+        except TypeError:
+            number = 0
+        if number < 1:
+            raise ArgumentError(f"{what} must be a number of bytes, at least 1, not {nbytes!r}")
+        return number
+
+    most = checked("bucket_bytes", bucket_bytes)
+    return most, max(1, most // 4) if first_bytes is None else checked("first_bucket_bytes", first_bytes)
+
+
 def lay_out(
     parameters: Sequence[Parameter], order: Sequence[int], bucket_bytes: int, first_bytes: int
 ) -> Layout:
@@ -75,9 +95,7 @@ def lay_out(
 
     Raises `ArgumentError` for bucket sizes below one byte.
     """
-    for what, nbytes in (("bucket_bytes", bucket_bytes), ("first_bucket_bytes", first_bytes)):
-        if nbytes < 1:
-            raise ArgumentError(f"{what} must be at least 1, not {nbytes}")
+    bucket_bytes, first_bytes = bucket_sizes(bucket_bytes, first_bytes)
     offsets, lengths = [0] * len(parameters), dict.fromkeys((p.wire for p in parameters), 0)
     filling: dict[str, list[Piece]] = {wire: [] for wire in lengths}
     limits = dict.fromkeys(lengths, bucket_bytes)

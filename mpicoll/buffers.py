@@ -84,6 +84,10 @@ def parse(spec: Any, role: str, *, writable: bool) -> Buffer:
     Raises `ArgumentError` for anything that cannot be sent or received as it stands.
     """
     data, count, displacement, datatype = _split(spec, role)
+    if data is MPI.IN_PLACE:
+        raise ArgumentError(f"{role}: MPI.IN_PLACE cannot stand here; give the buffer that holds the data")
+    if data is MPI.BOTTOM:
+        raise ArgumentError(f"{role}: MPI.BOTTOM has no length of its own; give a buffer")
     device, unfit = is_device_array(data), ""
     dtype: np.dtype[Any] | None
     if device:

@@ -18,8 +18,17 @@ collective is sent, `ArgumentError` (buffers, operation, root, parameters), `Uns
 cannot serve the case) or `MismatchError` (ranks made different calls), and the communicator goes on working.
 A rank that refuses a later call of a known kind, or a nonblocking one, raises the same; the others, which had
 no reason to ask, get `RevokedError` where they wait for it, and the communicator is given up.
-MPICOLL_CHECK=1 has every call compared. MPICOLL_TIMEOUT=SECONDS ends a wait without progress with
-`TimeoutExpired`, which names the round and the peers.
+MPICOLL_TIMEOUT=SECONDS ends a wait without progress with `TimeoutExpired`, which names the round and the
+peers.
+
+Calls of a known kind are not compared. If ranks then make different ones, a rank that gets a longer message
+than it expects raises `MpicollError`, which names the sender, and gives the communicator up; the others may
+return with wrong results, and get `RevokedError` with the same reason when they next wait for another rank.
+MPICOLL_CHECK=1 has every call compared, for one small all-reduce each: all ranks raise `MismatchError` at
+once.
+
+Buffers are memory, as in mpi4py: a C-ordered and a Fortran-ordered array are both taken as they lie, so that
+in a mixture of them elements meet that have different indices.
 """
 
 from __future__ import annotations
@@ -339,6 +348,8 @@ class Comm(MPI.Intracomm):
     def Free(self) -> None:
         """Free the plans and the private duplicate; and the communicator itself, if it was made here.
 
+        Nonblocking calls are completed first. Persistent plans cannot run any more; while one is running
+        `ArgumentError` is raised, on all ranks, and nothing is freed.
         ``Comm(MPI.COMM_WORLD).Free()`` leaves MPI.COMM_WORLD alone; ``comm.Split(...).Free()`` does not
         leave the new communicator. Collective.
         """

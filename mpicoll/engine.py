@@ -35,6 +35,8 @@ class PythonEngine:
         self.memory, self.requests = bound.memory, bound.requests
         self.position = 0
         self.broken = self.busy = False
+        waits = [step.last - step.first for step in watch.program.steps if isinstance(step, Wait)]
+        self.statuses = [MPI.Status() for _ in range(max(waits, default=0))]  # of the last wait
         self.actions = [self._action(step, operation) for step in watch.program.steps]
 
     def __call__(self) -> None:
@@ -49,6 +51,9 @@ class PythonEngine:
         try:
             with np.errstate(all="ignore"):  # one rank must not raise in the middle of a collective
                 done = self._steps(blocking)
+        except MPI.Exception as error:
+            self.broken = True
+            raise self.watch.failure(error.Get_error_code(), self.position, self.statuses) from error  # type: ignore[misc]
         except BaseException:
             self.broken = True
             self.watch.failure(GAVE_UP, self.position)
@@ -80,7 +85,8 @@ class PythonEngine:
             start = self._trace if self.watch.environment.trace else MPI.Prequest.Startall
             return partial(start, self.requests[step.first : step.last])
         if isinstance(step, Wait):
-            return Pending(partial(MPI.Request.Testall, list(self.requests[step.first : step.last])))
+            group = list(self.requests[step.first : step.last])
+            return Pending(partial(MPI.Request.Testall, group, self.statuses))
         if isinstance(step, Copy):
             return partial(np.copyto, memory.raw(step.out), memory.raw(step.source))
         if isinstance(step, Mark):

@@ -40,8 +40,18 @@ def mismatch(everyone: Sequence[tuple[Any, ...]]) -> str:
     return f"options differ between ranks: {everyone[0][1:]} on rank 0, {other[1:]} on rank {rank}"
 
 
-def register(name: str, array: Any, wire: Any, *, average: bool) -> Parameter:
+def check_array(name: str, array: Any, *, writable: bool) -> None:
+    """Raise `ArgumentError` for what is no array, or, if its average goes there, cannot be written."""
+    if not isinstance(array, np.ndarray):
+        if not device.is_device_array(array):
+            raise ArgumentError(f"gradient {name!r} is no array but of type {type(array).__name__}")
+    elif writable and not array.flags.writeable:
+        raise ArgumentError(f"gradient {name!r} is read-only: its average could not be put there")
+
+
+def register(name: str, array: Any, wire: Any, *, average: bool, views: bool) -> Parameter:
     """What is registered for an array. Raises `ArgumentError` for one that cannot be reduced."""
+    check_array(name, array, writable=not views)
     dtype = array.dtype
     if dtype.kind not in "fc" and (average or dtype.kind not in "iu"):
         raise ArgumentError(f"gradient {name!r} has type {dtype}: only real and complex ones have an average")

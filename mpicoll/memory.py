@@ -180,7 +180,11 @@ def _free_requests(requests: list[MPI.Prequest], memory: Memory, owners: object)
     if MPI.Is_finalized():
         return
     for request in requests:
-        if request.Get_status():
+        try:
+            over = request.Get_status()
+        except MPI.Exception:  # of a failed run, which has raised already
+            over = False
+        if over:
             request.Free()
         else:
             leave_to_mpi(request, memory, owners)

@@ -6,6 +6,7 @@ import atexit
 import ctypes
 import weakref
 from array import array
+from functools import partial
 from typing import Any
 
 from mpi4py import MPI
@@ -77,10 +78,19 @@ def bind_native(watch: Watch, bound: Bound, operation: Operation | None) -> Any:
         datatype=memory.datatype.handle,
         operation=operation.op.handle if operation else 0,
         idle=watch.idle,
-        failure=watch.failure,
+        failure=partial(_failure, watch),
         owner=bound,
         polite=watch.environment.polite,
     )
+
+
+def _failure(watch: Watch, code: int, position: int, raw: bytes) -> Exception | None:
+    """What `watch` makes of a failure, given statuses as C has them."""
+    size = MPI._sizeof(MPI.Status)
+    statuses = [MPI.Status() for _ in range(len(raw) // size if code > 0 else 0)]
+    for number, status in enumerate(statuses):
+        ctypes.memmove(MPI._addressof(status), raw[number * size : (number + 1) * size], size)
+    return watch.failure(code, position, statuses)
 
 
 def _lower(step: Any, memory: Memory, kernel: int | None) -> list[int]:

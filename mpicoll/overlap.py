@@ -25,10 +25,10 @@ from mpi4py import MPI
 
 from . import device
 from .agree import Agreement
-from .buckets import Bucket, Layout, Parameter, lay_out, listed
+from .buckets import Bucket, Layout, Parameter, bucket_sizes, lay_out, listed
 from .comm import Comm
 from .errors import ArgumentError, MismatchError, MpicollError
-from .gradients import State, collected, digest, memory_of, mismatch, register
+from .gradients import State, check_array, collected, digest, memory_of, mismatch, register
 from .requests import background_held
 from .runner import Plan, check_background
 
@@ -128,27 +128,28 @@ class GradientReducer:
         found: list[Parameter] = []
         error: Exception | None = None
         try:
-            found = [register(name, array, wire, average=self._average) for name, array in gradients.items()]
+            if not isinstance(gradients, Mapping):
+                raise ArgumentError(f"gradients map names to arrays; got a {type(gradients).__name__}")
+            ways = {"average": self._average, "views": self._views}
+            found = [register(name, array, wire, **ways) for name, array in gradients.items()]
             if self._unused not in ("error", "zero"):
                 raise ArgumentError(f'unused is "error" or "zero", not {self._unused!r}')
             if self._views and any(p.wire != p.dtype for p in found):
                 raise ArgumentError("views have the type that travels: give no wire_dtype with views=True")
-            if self._sizes[1] is None:
-                self._sizes = self._sizes[0], max(1, self._sizes[0] // 4)
-            lay_out(found, range(len(found)), *self._sizes)
+            self._sizes = bucket_sizes(*self._sizes)
             self._array_module = memory_of(gradients)
             if self._array_module is not np and background:
                 raise ArgumentError("background=True is for host memory: a thread knows no streams")
             wanted = background if self._array_module is np else False
             self._background = self._overlap and check_background(self._comm.engine, wanted)
-        except (ArgumentError, TypeError, AttributeError) as caught:
+        except Exception as caught:
             error = caught
         self._agreement.begin()
-        ways = self._sizes, self._average, self._views, self._unused, self._overlap
+        choices = self._sizes, self._average, self._views, self._unused, self._overlap
         try:
-            self._agreement.settle(("gradients", tuple(found), ways, repr(self._options)), error)
+            self._agreement.settle(("gradients", tuple(found), choices, repr(self._options)), error)
         except MismatchError:
-            mine = tuple(found), ways, repr(self._options)
+            mine = tuple(found), choices, repr(self._options)
             raise MismatchError(mismatch(self._comm._planner.comm.allgather(mine))) from None
         return found
 
@@ -233,7 +234,10 @@ class GradientReducer:
             return
         with self._telling():
             self._agreement.check()
-            index = self._number.get(name)
+            try:
+                index = self._number.get(name)
+            except TypeError:  # a list, perhaps
+                index = None
             if index is None:
                 known = listed(list(self._number))
                 raise ArgumentError(f"no gradient {name!r} is registered; there are {known}")
@@ -250,6 +254,7 @@ class GradientReducer:
         if self._views:
             self._check_view(index, gradient)
         if gradient is not slot:
+            check_array(parameter.name, gradient, writable=True)
             if gradient.shape != parameter.shape or gradient.dtype.str != parameter.dtype:
                 raise ArgumentError(
                     f"gradient {parameter.name!r} was registered as {parameter.shape} {parameter.dtype}, "

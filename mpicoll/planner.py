@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import weakref
 from collections.abc import Callable, Hashable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +21,7 @@ from .agree import Agreement
 from .cache import Cache
 from .calls import Call
 from .cost import Machine
-from .errors import ArgumentError, Unsupported
+from .errors import ArgumentError, RevokedError, Unsupported
 from .memory import leave_to_mpi
 from .native import native_status
 from .ops import name_of
@@ -100,6 +102,7 @@ class Planner:
         self.direct: dict[Hashable, bool] = {}
         self.sequence = self.later_calls = 0
         self.lanes: list[Request | None] = [None] * LANES
+        self.given: weakref.WeakSet[Plan] = weakref.WeakSet()  # persistent plans, which are their makers'
 
     def _agree_on_engine(self, engine: str | None, calibrated: str | None) -> str:
         """The engine of all; and the calibration, which must say the same on all ranks, as it chooses."""
@@ -195,6 +198,7 @@ class Planner:
         places = (self.tag_top - 2) // TAGS_PER_PLAN - first
         plan = self._build(call, chosen, tag=TAGS_PER_PLAN * (first + self.sequence % places), keep=True)
         self.sequence += 1
+        self.given.add(plan)
         return plan
 
     def later(self, make: Maker, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> Request:
@@ -433,9 +437,29 @@ class Planner:
         self.cache.clear()
 
     def free(self) -> None:
-        """Free the plans and the private communicator. Collective."""
+        """Complete nonblocking calls, then free all plans and the private communicator. Collective.
+
+        Raises `ArgumentError` while a persistent plan runs, and `MismatchError` where ranks have begun
+        different numbers of nonblocking calls: on all ranks alike, and nothing is freed.
+        """
+        if self.agreement.revoked is None:
+            with suppress(RevokedError):  # then it is given up here as well
+                self.settle(self._refuse_running, f"Free after {self.later_calls} nonblocking calls")
+                for request in self.lanes:
+                    if request is not None:
+                        request.Wait()
+        for plan in list(self.given):
+            if plan.active:  # its communicator was given up
+                plan.abandon()
+            else:
+                plan.close("the communicator of this plan was freed")
         self.free_plans()
         self.agreement.forget()
         if self.comm != MPI.COMM_NULL and self.agreement.revoked is None:
             self.comm.Free()
         self.agreement.revoked = self.agreement.revoked or "it was freed"
+
+    def _refuse_running(self) -> None:
+        for plan in list(self.given):
+            if plan.active:
+                raise ArgumentError(f"{plan.describe()} is running; Wait for it before Free")

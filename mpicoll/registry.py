@@ -51,13 +51,15 @@ class Algorithm:
 
         Raises `ArgumentError` for a parameter that the algorithm does not have.
         """
-        given = {
-            k: tuple(v) if isinstance(v, list) else v for k, v in (params or {}).items() if v is not None
-        }
+        given = {k: _plain(v) for k, v in (params or {}).items() if v is not None}
         unknown = given.keys() - self.defaults.keys()
         if unknown:
             known = ", ".join(self.defaults) or "none"
             raise ArgumentError(f"{self} has no parameter {', '.join(sorted(unknown))}; it has: {known}")
+        if not isinstance(given.get("nodes", ()), tuple):
+            raise ArgumentError(
+                f"nodes names the node of each rank, as in (0, 0, 1, 1), not {given['nodes']!r}"
+            )
         tuned: dict[str, Any] = {}
         if nbytes is not None:
             tuned = {k: f(size, nbytes) for k, f in self.tune.items()}
@@ -111,6 +113,13 @@ class Algorithm:
         if reason is not None:
             raise Unsupported(f"{self} with P={size}: {reason}")
         return resolved
+
+
+def _plain(value: Any) -> Any:
+    """A parameter as it can be compared between ranks: NumPy's numbers as Python's, sequences as tuples."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    return tuple(value) if isinstance(value, list) else value
 
 
 _REGISTER: dict[tuple[str, str], Algorithm] = {}
@@ -179,7 +188,10 @@ def get(collective_name: str, name: str) -> Algorithm:
 
     Raises `ArgumentError` naming the algorithms of that collective.
     """
-    found = _REGISTER.get((collective_name, name))
+    try:
+        found = _REGISTER.get((collective_name, name))
+    except TypeError:  # a list, perhaps
+        found = None
     if found is None:
         collective(collective_name)
         known = ", ".join(a.name for a in algorithms(collective_name)) or "none"

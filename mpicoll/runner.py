@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -99,11 +100,13 @@ class Plan:
         self.buffer: str = facts.get("buffer", "host")
         self.staging: str | None = facts.get("staging")
         self.active = False
+        self._closed = ""  # why it cannot run again, once it cannot
         self._failed_served: Exception | None = None
         self.users = 0  # unfinished requests that refer to it
-        self._watch = Watch(program, environment, f"{self.collective}/{self.algorithm}")
         self.owners = buffers if keep else None
         bound = self._bound = Bound(program, environment, buffers, tag, self.owners)
+        name = f"{self.collective}/{self.algorithm}"
+        self._watch = Watch(program, environment, name, bound.memory.extent)
         bind = bind_native if engine == "native" else DeviceEngine if program.device else PythonEngine
         self._engine: Any = bind(self._watch, bound, operation)
         self.run: Callable[[], None] = self._engine
@@ -123,8 +126,8 @@ class Plan:
 
     def start_after(self, previous: Plan | None) -> None:
         """Begin once `previous`, which runs in the background too, is over."""
-        if self.run is _freed:
-            _freed()
+        if self._closed:
+            raise MpicollError(self._closed)
         if self.background:
             self._engine.submit(previous._engine if previous is not None else None)
             self.active = True
@@ -179,23 +182,29 @@ class Plan:
         """Free the plan's requests. It cannot run again."""
         if self.active:
             raise MpicollError(f"{self.describe()} is running; Wait for it before Free")
-        self.run = _freed
-        self._engine.retire()
-        self._bound.free()
+        self.close("this plan was freed")
 
     free = Free
+
+    def close(self, why: str) -> None:
+        """Free its requests; who runs it again is told `why` that cannot be. Not while it is active."""
+        self._closed = self._closed or why
+        self.run = partial(_refuse, self._closed)
+        self._engine.retire()
+        self._bound.free()
 
     def abandon(self) -> None:
         """Stop where it stands and never run again.
 
         Messages that are under way cannot be called back: they keep the plan and its buffers for ever.
         """
-        if self.run is _freed:
+        if self._closed:
             return
         _abandoned.append(self)
         _started.pop(self, None)
         self.active = False
-        self.run = _freed
+        self._closed = "this plan was given up"
+        self.run = partial(_refuse, self._closed)
         self._engine.retire()
 
     @property
@@ -225,5 +234,5 @@ class Plan:
         return self._watch.describe(self._engine.position if self.active else None)
 
 
-def _freed() -> None:
-    raise MpicollError("this plan was freed")
+def _refuse(why: str) -> None:
+    raise MpicollError(why)

@@ -75,6 +75,8 @@ def calibration(path: str | os.PathLike[str] | None = None) -> Machine | None:
     Raises `ArgumentError` if it cannot be read, or is no such file.
     """
     path = path or os.environ.get("MPICOLL_CALIBRATION")
+    if not isinstance(path, str | os.PathLike | None):
+        raise ArgumentError(f"calibration names a file of `mpicoll calibrate`, not {path!r}")
     return Machine.read(Path(path)) if path else None
 
 

@@ -165,7 +165,7 @@ def _group_size(size: int, params: Params) -> int:
 
 def _group_divides(size: int, params: Params) -> str | None:
     group: Any = _group_size(size, params)
-    if not isinstance(group, int) or group < 1 or size % group:
+    if type(group) is not int or group < 1 or size % group:
         return f"group={group!r} must divide P"
     return None
 

@@ -38,7 +38,7 @@ def at_least(**least: int) -> Callable[[int, Params], str | None]:
 
     def reason(size: int, params: Params) -> str | None:
         for name, value in least.items():
-            if not isinstance(params[name], int) or params[name] < value:
+            if type(params[name]) is not int or params[name] < value:
                 return f"{name} must be a whole number of at least {value}, not {params[name]!r}"
         return None
 

@@ -30,6 +30,8 @@ BAD_CALLS = {
     "no operation": ((np.zeros(4), np.zeros(4), MPI.OP_NULL), "OP_NULL"),
     "bool sum": ((np.zeros(4, "?"), np.zeros(4, "?"), MPI.SUM), "LAND"),
     "float bits": ((np.zeros(4), np.zeros(4), MPI.BAND), "SUM"),
+    "nowhere": ((MPI.IN_PLACE, MPI.IN_PLACE), "recvbuf: MPI.IN_PLACE"),
+    "no length": ((MPI.BOTTOM, np.zeros(4)), "sendbuf: MPI.BOTTOM"),
     "packed pair": ((np.zeros(4, "f8,i4"), np.zeros(4, "f8,i4"), MPI.MAXLOC), "align=True"),
 }
 
@@ -73,6 +75,20 @@ def test_wrong_names_and_parameters_list_the_valid_ones(engine: str) -> None:
         comm.Allreduce(x, y, channels=0)
     with pytest.raises(mpicoll.ArgumentError, match="overlap"):
         comm.Allreduce(x[:3], x[1:])
+    with pytest.raises(mpicoll.ArgumentError, match=r"no algorithm \['ring'\]"):
+        comm.Allreduce(x, y, algorithm=["ring"])
+    with pytest.raises(mpicoll.ArgumentError, match=r"nodes names the node of each rank.*not 3"):
+        comm.Allreduce(x, y, algorithm="two_level", nodes=3)
+    with pytest.raises(mpicoll.Unsupported, match="whole number of at least 1, not True"):
+        comm.Allreduce(x, y, algorithm="segmented_ring", segments=True)
+    comm.Allreduce(x, y, algorithm="segmented_ring", segments=np.int64(2))
+    with pytest.raises(mpicoll.Unsupported, match="group='a' must divide"):
+        comm.Allgather(x, np.zeros(4 * SIZE), algorithm="k_ring", group="a")
+    with pytest.raises(mpicoll.ArgumentError, match=r"calibration names a file.*not 3"):
+        mpicoll.Comm(WORLD, calibration=3)
+    for call in (lambda: comm.Bcast(MPI.IN_PLACE), lambda: comm.Allgather(np.ones(0, "u1"), MPI.IN_PLACE)):
+        with pytest.raises(mpicoll.ArgumentError, match=r"buf: MPI.IN_PLACE cannot stand here"):
+            call()
 
 
 @pytest.mark.skipif(SIZE == 1, reason="needs ranks that differ")

@@ -95,6 +95,37 @@ def test_same_buffers_again_before_the_first_is_waited_for(comm: mpicoll.Comm) -
     assert (y == SIZE).all()
 
 
+@some_ranks
+@modes
+def test_free_completes_what_was_begun(comm: mpicoll.Comm) -> None:
+    x, y = values(RANK, 50, "d"), np.zeros((LANES + 2, 50))
+    requests = [comm.Iallreduce(x, row) for row in y[2:]]
+    idle, started = (comm.Allreduce_init(x, row) for row in y[:2])
+    if RANK == 0:
+        requests[-1].Wait()
+    else:
+        started.Start()
+    if SIZE > 1:
+        with pytest.raises(mpicoll.ArgumentError, match="is running; Wait for it before Free"):
+            comm.Free()  # on all ranks alike
+    if RANK == 0:
+        started.Start()
+    started.Wait()
+    run = idle.run
+    comm.Free()
+    np.testing.assert_array_equal(y[1:], [answer(SIZE, 50, "d")] * (LANES + 1))
+    assert Request.Waitall(requests)
+    for use in (idle.Start, idle, started.Start):
+        with pytest.raises(mpicoll.MpicollError, match="communicator of this plan was freed"):
+            use()
+    with pytest.raises(mpicoll.MpicollError, match="was freed"):
+        run()
+    with pytest.raises(mpicoll.MpicollError, match="was freed"):
+        comm.Allreduce(x, y[0])
+    idle.Free()
+    comm.Free()
+
+
 @modes
 def test_blocking_calls_in_between(comm: mpicoll.Comm) -> None:
     """Ranks wait at different moments: one inside a blocking call serves what it began before."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import re
+import sys
 import time
 import weakref
 from pathlib import Path
@@ -161,6 +163,51 @@ def test_a_refusal_that_nobody_waits_for_ends(engine: str) -> None:
         # Where sends are synchronous, somebody waits after all, and hears of it.
         with contextlib.suppress(mpicoll.RevokedError):
             comm.Bcast(x, 0, algorithm="binomial")
+    WORLD.Barrier()
+
+
+@several
+@both_engines
+def test_a_message_that_does_not_fit_is_named(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ignored: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", ignored.append)
+    comm = mpicoll.Comm(WORLD, engine=engine)
+    counts = [2 if rank == RANK else 3 for rank in range(SIZE)]
+    with pytest.raises(mpicoll.MpicollError) as caught:
+        comm.Alltoallv([np.ones(3 * SIZE, "f"), counts], [np.ones(2 * SIZE, "f"), 2])
+    text = r"rank (\d) of .*message from rank (\d) (has 12 bytes|is longer), this rank expects 8"
+    found = re.search(text, str(caught.value))
+    assert found, caught.value
+    assert found[1] != found[2]
+    comm.free_plans()
+    del comm, caught
+    gc.collect()
+    assert not ignored
+    WORLD.Barrier()
+
+
+@several
+@both_engines
+@pytest.mark.parametrize("check", [False, True], ids=["cached", "checked"])
+def test_ranks_that_differ_in_a_known_call(engine: str, check: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All hear of it at the next call; with MPICOLL_CHECK at this one, before anything is sent."""
+    if check:
+        monkeypatch.setenv("MPICOLL_CHECK", "1")
+    comm = mpicoll.Comm(WORLD, engine=engine)
+    x, y = np.ones(10), np.zeros(10)
+    for n in (10, 5):
+        comm.Allreduce(x[:n], y[:n], algorithm="ring")
+    n = 10 if RANK else 5
+    if check:
+        with pytest.raises(mpicoll.MismatchError, match=r"different calls: rank 0: .*5.*; rank.* 1.*: .*10"):
+            comm.Allreduce(x[:n], y[:n], algorithm="ring")
+        np.testing.assert_array_equal(y, SIZE)
+        comm.Free()
+        return
+    with contextlib.suppress(mpicoll.MpicollError):
+        comm.Allreduce(x[:n], y[:n], algorithm="ring")
+    with pytest.raises(mpicoll.RevokedError, match=r"rank \d gave up: .*message from rank \d .*expects \d+"):
+        comm.Allreduce(x, y, algorithm="ring")
     WORLD.Barrier()
 
 
