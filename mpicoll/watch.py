@@ -108,7 +108,7 @@ class Watch:
 
     def _truncated(self, message: Message, status: MPI.Status) -> str:
         place = message.region.length * self.extent
-        # Open MPI tells its length here; MPICH what was kept of it, and both in its text (in 5.0 as each other).
+        # Open MPI counts all of it; MPICH what was kept, and has both in its text (in 5.0 one for the other).
         told = re.search(
             r"(\d+) bytes received but buffer size is (\d+)", MPI.Get_error_string(status.Get_error())
         )
