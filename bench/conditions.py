@@ -71,7 +71,16 @@ def _says_how(run: Mapping[str, Any]) -> bool:
 
 
 def _is_of_mpi(launch: Mapping[str, Any]) -> bool:
-    return isinstance(launch.get("mpi"), dict) and isinstance(launch["mpi"].get("vendor"), str)
+    places = launch.get("placement") or []
+    return (
+        isinstance(launch.get("mpi"), dict)
+        and isinstance(launch["mpi"].get("vendor"), str)
+        and isinstance(launch.get("environment") or {}, dict)
+        and isinstance(places, list)
+        and all(
+            isinstance(one, dict) and isinstance(one.get("cpus"), str) and "node" in one for one in places
+        )
+    )
 
 
 def must_agree(run: Mapping[str, Any]) -> dict[str, Any]:
@@ -115,7 +124,7 @@ def label(run: Mapping[str, Any], known: dict[str, dict[str, Any]]) -> str:
         if other == identity:
             return name
     vendor = run["launches"][-1]["mpi"]["vendor"]
-    base = f"{vendor}, {identity['cpu_model'] or 'unknown CPU'}, {identity['logical_cpus']} CPUs"
+    base = f"{vendor}, {identity.get('cpu_model') or 'unknown CPU'}, {identity.get('logical_cpus')} CPUs"
     name, number = base, 2
     while name in known:
         name, number = f"{base} #{number}", number + 1

@@ -429,3 +429,29 @@ def test_a_full_disk_is_said_of_the_file_and_leaves_no_half_of_it(tmp_path, caps
     assert capsys.readouterr().err == f"mpicoll: {directory}/summary.csv: No space left on device\n"
     assert sorted(directory.iterdir()) == before
     assert (directory / "summary.csv").read_text() == "of the day before\n"
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"launches": ["text"]},
+        {"launches": [{}]},
+        {"launches": [{**launch(), "mpi": None}]},
+        {"launches": [{**launch(), "placement": [{"rank": 0, "node": 0, "cpus": 1}]}]},
+        {"launches": {"0": launch()}},
+        {"identity": []},
+    ],
+)
+def test_a_broken_record_is_said_in_a_line(tmp_path, capsys, broken):
+    directory = write_result(tmp_path / "r", {"ring": {4: 1e-6}}, run=broken)
+    for words in (["report", "--no-figures"], ["report", "--format", "osu"], ["compare", str(directory)]):
+        assert cli.main([*words, str(directory)]) == 2
+        said = capsys.readouterr().err
+        assert said == f"mpicoll: {directory}/run.json does not say how anything was measured; leave it out\n"
+
+
+def test_a_fraction_where_none_can_be_is_said_in_a_line(tmp_path, capsys):
+    path = write_result(tmp_path / "r", {"ring": {4: 1e-6}}) / "samples.csv"
+    path.write_text(path.read_text().replace(",sum,0,", ",sum,1.5,", 1))
+    assert cli.main(["report", "--no-figures", str(tmp_path / "r")]) == 2
+    assert capsys.readouterr().err.startswith(f"mpicoll: {path} holds what is no sample: ")
