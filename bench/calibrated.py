@@ -3,8 +3,9 @@
 Every row of a summary carries `model_seconds` (what the model says of that algorithm on the machine that
 `mpicoll calibrate` measured), `bound_seconds` (what no algorithm for the collective can beat there by
 messages between ranks) and `residual` (model/measured − 1). NaN stands for what is not known: all three
-without a calibration, the model of what is no algorithm of ours, and of a composition over nodes (a summary
-does not say which rank was where). Nothing here is fitted to the rows themselves; for that see `prediction`.
+without a calibration and where ranks have links of two kinds (several ranks on each of several nodes: a
+calibration is of one kind), and the model of what is no algorithm of ours. Nothing here is fitted to the rows
+themselves; for that see `prediction`.
 """
 
 from __future__ import annotations
@@ -67,6 +68,8 @@ def _words_on(row: dict[Any, Any], machine: Machine | None) -> tuple[float | Non
     """Seconds of the model and of the bound."""
     if machine is None or pd.isna(row["total_bytes"]):
         return None, None
+    if 1 < row.get("nodes", 1) < row["ranks"]:
+        return None, None  # a calibration is of one kind of link
     machine = machine.combining(row["dtype"], row["op"])
     size, nbytes = int(row["ranks"]), float(row["total_bytes"])
     least = bound(row["collective"], size, nbytes, machine).seconds
@@ -125,4 +128,4 @@ def _table(known: pd.DataFrame) -> Table:
              format_seconds(first["bound_seconds"]), f"{first['bound_seconds'] / first['median']:.2f}")
         )  # fmt: skip
     columns = ("size", "measured best", "time", "predicted best", "predicted", "bound", "bound / best")
-    return Table("The best by measurement and by the model.", columns, rows)
+    return Table("The best of our algorithms, by measurement and by the model.", columns, rows)

@@ -128,15 +128,16 @@ def _engine(native: tuple[bool, str]) -> Hazard | None:
 
 
 def _load(world: World) -> Hazard | None:
-    load = machine.load()
-    free = world.machine.get("logical_cpus", 1) - world.ppn
-    if load is None or load[0] < max(0.5, free + 0.5):
+    """Other programs, where they need CPUs that the ranks do: a node with CPUs to spare may use those."""
+    cpus = world.machine.get("logical_cpus") or 1
+    most = max(map(len, world.topology.machines))
+    if world.busy is None or world.busy < max(0.0, cpus - most) + 0.3:
         return None
     return Hazard(
-        f"other programs run: load average {load[0]} on {world.machine.get('logical_cpus')} CPUs",
+        f"other programs run: they keep {world.busy:.1f} of {cpus} CPUs busy",
         "they take time from the ranks at random moments",
         "ps -eo pcpu,pid,args --sort=-pcpu | head; wait for them, or take a node of your own",
-        load[0] > world.machine.get("logical_cpus", 1),
+        world.busy > max(0.0, cpus - most) + 0.6,
     )
 
 

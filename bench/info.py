@@ -106,6 +106,7 @@ def describe(world: World, native: tuple[bool, str], hazards: list[Hazard]) -> d
             "machine_of": topology.machine_of,
         },
         "load": machine.load(),
+        "busy_cpus": world.busy,
         "environment": machine.environment(),
         "slurm": machine.slurm(),
         "hazards": [hazard.as_dict() for hazard in hazards],

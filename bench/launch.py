@@ -107,6 +107,7 @@ def run(args: argparse.Namespace) -> int:
         "campaign": campaign.identity(), "site": asdict(site), "left_out": left_out,
         "conditions": execution.python_facts(),
     }  # fmt: skip
+    require_own(directory, head, resume=args.resume)  # before a lock file is put there
     with execution.held(directory, {one.repeat for one in mine}):
         record = begin(directory, head, commands, resume=args.resume)
         return carry_out(record, mine, campaign.timeout)
@@ -207,6 +208,14 @@ def begin(
     directory: Path, head: dict[str, Any], commands: dict[Launch, list[str]], *, resume: bool
 ) -> execution.Record:
     """Open or continue the record of a campaign. Raises `ArgumentError` if it is not this one."""
+    require_own(directory, head, resume=resume)
+    record = execution.Record(directory, head, commands)
+    record.write_campaign()
+    return record
+
+
+def require_own(directory: Path, head: dict[str, Any], *, resume: bool) -> None:
+    """Raise `ArgumentError` if a directory holds something that is not to be continued."""
     old = execution.read_json(directory / "campaign.json")
     if old is not None:
         if not resume:
@@ -217,9 +226,6 @@ def begin(
             require_same(old.get(part) or head[part], head[part], directory)
     elif (directory / "run.json").exists():
         raise ArgumentError(f"{directory} holds a result of `mpicoll sweep`; choose another -o")
-    record = execution.Record(directory, head, commands)
-    record.write_campaign()
-    return record
 
 
 def carry_out(record: execution.Record, launches: Sequence[Launch], timeout: float) -> int:

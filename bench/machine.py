@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 import sys
+import time
 from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
@@ -80,6 +81,28 @@ def load() -> list[float] | None:
     with contextlib.suppress(OSError, AttributeError):
         return [round(value, 2) for value in os.getloadavg()]
     return None
+
+
+def busy_cpus(seconds: float = 0.25) -> float | None:
+    """How many CPUs of this machine are busy while this process sleeps; None where that cannot be read.
+
+    A load average would count what ended up to a minute ago: with launches one after the other,
+    the launch before.
+    """
+    before, begun = _idle_seconds(), time.monotonic()
+    time.sleep(seconds)
+    after, passed = _idle_seconds(), time.monotonic() - begun
+    if before is None or after is None:
+        return None
+    return max(0.0, (os.cpu_count() or 1) - (after - before) / passed)
+
+
+def _idle_seconds() -> float | None:
+    """Seconds that all CPUs together have been idle, or waiting for a disk (proc(5))."""
+    fields = (read_text("/proc/stat") or "").partition("\n")[0].split()
+    if len(fields) < 6:
+        return None
+    return (int(fields[4]) + int(fields[5])) / os.sysconf("SC_CLK_TCK")
 
 
 def _cpuinfo() -> tuple[str | None, bool | None]:

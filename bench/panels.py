@@ -9,6 +9,7 @@ import pandas as pd
 from mpicoll.bench import figures, stats
 from mpicoll.bench.sections import Loaded, Section, Table
 from mpicoll.bench.texts import interval_of, missing, number_of, text_of, time_of
+from mpicoll.bench.trust import kind_of
 from mpicoll.collectives import collective
 
 WORDS = ("faster", "tie", "slower", "undecided")
@@ -65,7 +66,8 @@ def grave_hazards(data: Loaded, key: dict[str, Any]) -> list[str]:
         for hazard in launch["hazards"]
         if hazard["grave"]
     ]
-    return [f"NOT A PERFORMANCE RESULT ({'; '.join(dict.fromkeys(found))})."] if found else []
+    kinds = {kind_of(what): what for what in found}
+    return [f"NOT A PERFORMANCE RESULT ({'; '.join(kinds.values())})."] if found else []
 
 
 def panel_title(key: dict[str, Any]) -> str:

@@ -8,6 +8,7 @@ import fcntl
 import json
 import os
 import socket
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,10 @@ class Lock:
                 holder = self._file.read().strip() or "it does not say which"
                 self._file.close()
                 raise Busy(f"{who} works in {path.parent} ({holder}): wait for it, or end it") from None
+            print(
+                f"warning: no locks in {path.parent} ({error.strerror}): {who} is not kept out",
+                file=sys.stderr,
+            )
         with contextlib.suppress(OSError):  # on a full disk it is held without a name
             self._file.truncate(0)
             self._file.write(f"process {os.getpid()} on {socket.gethostname()} since {moment()}\n")

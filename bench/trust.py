@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -64,12 +65,17 @@ def _hazards(data: Loaded) -> Iterator[Reason]:
     kinds: dict[tuple[str, str, str, bool], list[str]] = {}
     for _, launch in data.launches():
         for one in launch["hazards"]:
-            kind = one["what"].partition(": load average")[0]  # which is another number in each launch
+            kind = kind_of(one["what"])
             kinds.setdefault((kind, one["effect"], one["fix"], one["grave"]), []).append(one["what"])
     for (kind, effect, fix, grave), several in kinds.items():
         what = several[0] if len(set(several)) == 1 else f"{kind} ({_range(several)})"
         share = f", in {len(several)} of {total} launches" if len(several) < total else ""
         yield Reason(what + share, effect, fix, grave)
+
+
+def kind_of(what: str) -> str:
+    """A hazard without the number that is another one in each launch."""
+    return re.split(": (?:load average|they keep)", what)[0]
 
 
 def _range(texts: list[str]) -> str:

@@ -109,6 +109,7 @@ class World:
     software: dict[str, Any]
     library: str
     vendor: str
+    busy: float | None = None  # CPUs of a node that other programs keep busy, where there are most
 
     @property
     def first(self) -> bool:
@@ -214,6 +215,9 @@ def start(thread_level: str, *, diagnose: bool = False) -> World:
         facts = (machine.describe_machine(), machine.software())
     name, numbers = MPI.get_vendor()
     described, software = control.bcast(facts, root=0)
+    topology = Topology.of(control)
+    control.Barrier()  # from here on no rank computes, and each sleeps
+    busy = [one for one in control.allgather(machine.busy_cpus()) if one is not None]
     return World(
         control=control,
         rank=control.rank,
@@ -221,13 +225,14 @@ def start(thread_level: str, *, diagnose: bool = False) -> World:
         thread_level=levels[MPI.Query_thread()],
         hosts=hosts,
         cpus=cpus,
-        topology=Topology.of(control),
+        topology=topology,
         quota=quota,
         machine=described,
         software=software,
         # Without addresses: the wheels' text names the index they came from, which is no fact about them.
         library=re.sub(r"https?://\S+", "", MPI.Get_library_version()).strip(),
         vendor=f"{name} {'.'.join(map(str, numbers))}",
+        busy=max(busy, default=None),
     )
 
 

@@ -98,8 +98,11 @@ static int look_around(void) {
 }
 
 /* Sleep for a part of the time [ns] waited so far, with `lock` held at entry and exit. Who brings work wakes the
- * thread: it holds the lock when it does, and the thread lets go of it only by going to sleep, so no call is lost. */
+ * thread. It holds the lock when it does, and puts the work where the thread's last look, which ends with the lock
+ * held, has seen it: so no call is lost. */
 static void sleep_until_work_comes(int64_t waited) {
+    if (thread_must_stop) /* said while `look_around` had let go of the lock */
+        return;
     int64_t pause = waited / patience;
     pause = pause < shortest_sleep_ns ? shortest_sleep_ns : pause;
     pause = pause > longest_sleep_ns ? longest_sleep_ns : pause;

@@ -227,7 +227,10 @@ def leave_last_words(agreement: Agreement, why: str) -> None:
 def tell_last_words() -> None:
     """Tell the others what finalizers have left to be told; where MPI may be called."""
     while _last_words:
-        agreement, why = _last_words.pop()
+        try:
+            agreement, why = _last_words.pop()
+        except IndexError:  # a finalizer, or another thread, has told it in between
+            return
         agreement.revoke(why)
 
 

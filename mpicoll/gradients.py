@@ -113,7 +113,7 @@ def _program_ends() -> None:
     if not MPI.Is_finalized():
         with background_held():
             tell_last_words()
-            for state in _open:
+            for state in list(_open):  # a finalizer may take one out
                 state.agreement.revoke(_left_open(state))
 
 

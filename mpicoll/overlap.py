@@ -94,7 +94,8 @@ class GradientReducer:
         engine: str | None = None,
         **options: Any,
     ) -> None:
-        self._comm = Comm(comm, engine=engine)
+        asked = dict(comm._asked) if isinstance(comm, Comm) else {}
+        self._comm = Comm(comm, **asked | ({"engine": engine} if engine is not None else {}))
         self._options = options
         self._sizes: tuple[int, Any] = bucket_bytes, first_bucket_bytes
         self._average, self._views, self._unused, self._overlap = average, views, unused, overlap

@@ -106,7 +106,7 @@ def choose(
     if direct:
         return "linear"
     if 1 < nodes < size and collective in _OVER_NODES:
-        alpha, beta = machine.exchange.at(nbytes) if machine else (ALPHA, BETA)
+        alpha, beta = _line(machine, nbytes) if machine else (ALPHA, BETA)
         return _over_nodes(collective, size, nbytes, nodes, alpha, beta)
     if machine is not None and size > 1 and nbytes and collective in RANKED:
         return cheapest(collective, size, nbytes, machine)
@@ -116,6 +116,16 @@ def choose(
         raise ArgumentError(f"no automatic choice for {collective!r}")
     small = size == 2 or nbytes < _latency_limit(collective, size)
     return (_FOR_LATENCY if small else _FOR_BANDWIDTH)[collective]
+
+
+def _line(machine: Machine, nbytes: int) -> tuple[float, float]:
+    """α [s] and β [s/B] of the line from the smallest message to this one.
+
+    The intercept of a piece of the curve will not do: where a curve bends down, it is the larger for it, and
+    where it bends up, it may be 0.
+    """
+    alpha = machine.exchange(1)
+    return alpha, max(0.0, machine.exchange(nbytes) - alpha) / max(nbytes, 1)
 
 
 @lru_cache(4096)

@@ -10,6 +10,8 @@ from mpi4py import MPI
 
 import mpicoll
 from devices import fake_device
+from mpicoll.cost import uniform
+from mpicoll.engine import PythonEngine
 
 from .support import ENGINES, WORLD, same_everywhere, values
 
@@ -413,3 +415,17 @@ def test_thousands_of_steps_leave_nothing_behind() -> None:
         assert kilobytes < before[1] + 2000, "more than 1 KB a step"
         assert len(reducer._plans) == plans
     assert (grads["p0"] == 1999).all()
+
+
+@pytest.mark.ranks(2)
+def test_what_the_communicator_was_asked_for_holds_in_the_reducer(tmp_path: Path) -> None:
+    file = tmp_path / "slow.json"
+    file.write_text(uniform(1.0, 1e-11, 1e-11, gap=0.0).to_json())
+    comm = mpicoll.Comm(WORLD, engine="python", calibration=file)
+    with mpicoll.GradientReducer(comm, {"one": np.zeros(1 << 16)}) as reducer:
+        (plan,) = reducer._plans
+        assert plan.algorithm == "recursive_doubling"
+        assert isinstance(plan._engine, PythonEngine)
+        reducer.ready("one")
+        reducer.wait()
+    comm.Free()

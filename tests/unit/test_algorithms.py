@@ -35,7 +35,7 @@ SOME_SIZES = [*range(1, 10), 12, 15, 16, 17, 24, 31, 32, 33, 40]
 LARGER_SIZES = [57, 64]
 
 
-# -- closed forms of rounds and bytes, exactly, for every P --
+# -- closed forms of rounds and bytes, exactly --
 
 
 def share(size: int) -> Fraction:

@@ -6,6 +6,7 @@ import random
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -61,7 +62,6 @@ def found(job, native=NATIVE):
 @pytest.fixture(autouse=True)
 def _quiet(monkeypatch):
     """An idle machine with nothing in the environment, whatever the one that runs the tests is like."""
-    monkeypatch.setattr(machine, "load", lambda: [0.0, 0.0, 0.0])
     for name in machine.environment():
         monkeypatch.delenv(name)
     for rank, size in world._LAUNCHERS:
@@ -118,10 +118,22 @@ def test_settings_that_change_the_builtin_are_hazards(monkeypatch):
     assert machine.environment()["MPIR_CVAR_ALLREDUCE_INTRA_ALGORITHM"] == "ring"
 
 
-def test_load_is_judged_by_the_cpus_that_are_left(monkeypatch):
-    monkeypatch.setattr(machine, "load", lambda: [1.2, 0, 0])
-    assert any("load average 1.2" in text for text in found(job([0, 0], "01", logical_cpus=2)))
-    assert not found(job([0, 0], "01", logical_cpus=8))
+def test_other_programs_are_judged_by_the_cpus_that_are_left():
+    def hazards_of(busy, cpus):
+        return found(replace(job([0, 0], "01", logical_cpus=cpus), busy=busy))
+
+    assert hazards_of(1.24, 2) == ["other programs run: they keep 1.2 of 2 CPUs busy"]
+    assert hazards_of(1.24, 8) == hazards_of(0.1, 2) == hazards_of(None, 2) == []
+    assert hazards_of(6.5, 8)
+
+
+def test_what_is_busy_is_seen_while_it_is():
+    """A spinning process is a CPU; and one that sleeps is none (others may run here, so this is no more)."""
+    with subprocess.Popen([sys.executable, "-c", "print(flush=True)\nwhile True: pass"], stdout=-1) as other:
+        other.stdout.readline()
+        busy = machine.busy_cpus()
+        other.kill()
+    assert busy > 0.5
 
 
 def test_without_the_native_engine_the_reason_is_given():

@@ -128,6 +128,10 @@ def test_rows_carry_model_bound_and_residual_of_a_calibration(tmp_path: Path) ->
     calibrated.add_columns(rows, {"test": doubled})
     assert rows["residual"][:-1].median() == pytest.approx(1, abs=0.1)
 
+    several = rows.assign(nodes=2, ranks=4)  # links of two kinds, and one calibration
+    calibrated.add_columns(several, {"test": doubled})
+    assert several[list(calibrated.COLUMNS)].isna().all(axis=None)
+
 
 def test_oversubscribed_rows_are_not_predicted() -> None:
     summary = _summary(uniform(2e-6, 1e-10))

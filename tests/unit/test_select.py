@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
 
 import mpicoll
 from mpicoll.collectives import COLLECTIVES
-from mpicoll.cost import uniform
+from mpicoll.cost import Curve, uniform
 from mpicoll.registry import get
 from mpicoll.select import RANKED, choose, default_channels
 
@@ -70,3 +71,11 @@ def test_what_is_ranked_serves_every_number_of_ranks(kind: str) -> None:
     for name in RANKED[kind]:
         entry = get(kind, name)
         assert not any(entry.refusal(size, entry.resolve(size, {}, 1 << 20)) for size in range(1, 20))
+
+
+def test_over_nodes_a_curve_counts_as_the_line_through_its_ends() -> None:
+    """A fitted piece may begin at 0 s, or far above what a short message takes: it is no latency."""
+    plain = uniform(2e-5, 1e-8, 3e-11, gap=0.0)
+    bent = replace(plain, exchange=Curve(((0, 2e-5, 1e-8), (64, 0.0, 1e-8 + 2e-5 / 64))))
+    assert choose("allreduce", 8, 64, nodes=4, machine=plain) == "leader"
+    assert choose("allreduce", 8, 64, nodes=4, machine=bent) == "leader"
