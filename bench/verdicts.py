@@ -148,10 +148,11 @@ def decide(
         tests[mine], p[0, mine] = _test([evidence[index] for index in mine])
         p[1, mine], comparisons[mine] = holm(p[0, mine]), len(mine)
     frame["test"], frame["p"], frame["p_holm"] = tests, p[0], p[1]
-    frame["leaning"] = [leaning(low, high, margin) for low, high in zip(lows, highs, strict=True)]
+    leans = [leaning(low, high, margin) for low, high in zip(lows, highs, strict=True)]
+    frame["leaning"] = leans  # in which pandas makes NaN of None
     said = [
         _verdict(one.launches, lean, p_holm, number, margin)
-        for one, lean, p_holm, number in zip(evidence, frame["leaning"], p[1], comparisons, strict=True)
+        for one, lean, p_holm, number in zip(evidence, leans, p[1], comparisons, strict=True)
     ]
     frame["verdict"], frame["why"] = map(list, zip(*said, strict=True)) if said else ([], [])
     return frame

@@ -143,3 +143,11 @@ def test_equal_contenders_are_never_found_different_and_a_tenth_is_found():
     assert found["slow", "slower"] >= 18
     assert found["again"].get("slower", 0) == found["again"].get("faster", 0) == 0
     assert set(PANEL) <= set(planted)
+
+
+def test_a_small_p_decides_nothing_against_the_interval():
+    """Seen with five launches: Student's p of 0.04, and a launch in which the builtin was faster."""
+    wide, clear = evidence([0.40, 0.50, 0.59, 0.60, 1.11]), evidence([0.50, 0.51, 0.52, 0.53, 0.54])
+    said = decide([wide, clear], ["one", "another"])
+    assert said["p_holm"].max() < 0.05
+    assert list(said["verdict"]) == ["undecided", "faster"]
