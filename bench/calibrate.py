@@ -3,9 +3,9 @@
 Rank 0 exchanges messages with one other rank, the first of its node, or of another with ``--level net``; the
 others sleep. What is timed are plans like those of collectives, on the engine that is calibrated: schedules
 with a few and with many rounds of one pattern, whose difference gives the cost of a round, and whose
-remainder that of a call. Patterns: one way (to and fro), both ways at once, both ways with combining, and
-several messages in a round. Curves are fitted in pieces, robustly, and residuals kept: a protocol switch
-is a piece.
+remainder that of a call. Patterns: one way (to and fro), both ways at once, both ways with combining (for
+each type and operation), and several messages in a round. Curves are fitted in pieces, robustly, and
+residuals kept: a protocol switch is a piece.
 """
 
 from __future__ import annotations
@@ -25,22 +25,27 @@ import numpy as np
 
 from mpicoll.bench import machine
 from mpicoll.bench.cases import dtype_of
-from mpicoll.bench.data import undefined
+from mpicoll.bench.data import FOLDS, undefined
 from mpicoll.bench.fit import fit_curve
 from mpicoll.bench.records import replace_file, write_json
 from mpicoll.bench.sizes import format_bytes, format_seconds, parse_sizes
 from mpicoll.bench.store import explained
 from mpicoll.bench.timing import measure, no_garbage_collection, orders
 from mpicoll.bench.world import Refused, World, launcher_problem, start
-from mpicoll.cost import Curve, Machine
+from mpicoll.cost import Machine, straight
 from mpicoll.errors import ArgumentError
 from mpicoll.registry import Params, algorithm, unregister
 from mpicoll.schedule import Recv, Round, Schedule, Send, Side, Window
 
-_FEW, _MANY = 2, 6
+_FEW, _MANY     facts |= {"oversubscribed": world.oversubscribed, "thread_level": world.thread_level}
+|= {"oversubscribed": world.oversubscribed, "thread_level": world.thread_level}
 _BUDGET = 0.12  # seconds for each pattern and size
 _PATTERNS = ("one_way", "exchange", "combine", "burst")
 _BURST = 5  # messages in a round
+
+Row = dict[str, Any]
+Pair = tuple[str, str]  # a NumPy type and an operation
+_BYTES: Pair = ("uint8", "sum")
 
 
 def add_parser(verbs: Any) -> None:
@@ -50,8 +55,8 @@ def add_parser(verbs: Any) -> None:
     add("-o", "--output", type=Path, default=Path("calibration"), metavar="DIR", help="(calibration)")
     add("--level", choices=("node", "net"), help="peer on the same or another node (net, if there are nodes)")
     add("--sizes", default="8:16M:4", help="bytes of a message (8:16M:4)")
-    add("--dtype", default="float32", help="what is combined (float32)")
-    add("--op", default="sum", help="how (sum)")
+    add("--dtypes", default="float32", metavar="NAMES", help="what is combined, a comma list (float32)")
+    add("--ops", default="sum", metavar="NAMES", help="how, a comma list, each with each type (sum)")
     add("--engine", choices=("native", "python"), help="(native, if it is there)")
     add("--thread-level", choices=("single", "funneled", "serialized", "multiple"), default="funneled")
     verb.set_defaults(func=run)
@@ -60,7 +65,8 @@ def add_parser(verbs: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure, fit, and write machine.json, calibration.json and calibration.csv."""
     sizes = [n for n in parse_sizes(args.sizes) if n]
-    _check(args, sizes)
+    _check(sizes)
+    pairs = pairs_of(args.dtypes.split(","), args.ops.split(","), sizes)
     world = start(args.thread_level)
     if problem := launcher_problem(world.size):
         raise Refused(problem)
@@ -72,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     pair = world.control.Split(0 if world.rank in (0, peer) else 1, world.rank)
     rows = []
     if world.rank in (0, peer):
-        rows = _measure(pair, sizes, args)
+        rows = _measure(pair, sizes, pairs, args.engine)
     done = world.control.Ibarrier()
     while not done.Test():  # the others must not take the cores of those that measure
         time.sleep(0.005)
@@ -82,15 +88,35 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _check(args: argparse.Namespace, sizes: list[int]) -> None:
+def _check(sizes: list[int]) -> None:
     """Raise `ArgumentError` for what cannot be measured."""
     if not sizes:
         raise ArgumentError("--sizes: messages need at least one byte")
     memory = machine.memory_bytes()
     if memory is not None and 8 * sizes[-1] > memory:  # two ranks, and two plans of two blocks
         raise ArgumentError(f"--sizes: there is no memory for messages of {format_bytes(sizes[-1])}")
-    if reason := undefined(args.op, dtype_of(args.dtype)):
-        raise ArgumentError(reason)
+
+
+def pairs_of(dtypes: list[str], ops: list[str], sizes: list[int]) -> list[Pair]:
+    """Each type with each operation that MPI defines for it.
+
+    Raises `ArgumentError` for an unknown name, for a type or an operation that no other goes with, and for a
+    type of which fewer than two sizes are whole elements.
+    """
+    types = [dtype_of(name) for name in dtypes]
+    if unknown := [op for op in ops if op not in FOLDS]:
+        raise ArgumentError(f"unknown operation {unknown[0]!r}; known: {', '.join(FOLDS)}")
+    pairs = [(str(dtype), op) for dtype in types for op in ops if undefined(op, dtype) is None]
+    for dtype in types:
+        if not any(str(dtype) == one for one, _ in pairs):
+            raise ArgumentError(f"MPI defines none of {', '.join(ops)} on {dtype}")
+    for op in ops:
+        if not any(op == one for _, one in pairs):
+            raise ArgumentError(f"MPI defines {op} on none of {', '.join(dtypes)}")
+    for dtype in types:
+        if sum(n % dtype.itemsize == 0 for n in sizes) < 2:
+            raise ArgumentError(f"--sizes must have two multiples of the {dtype.itemsize} bytes of {dtype}")
+    return list(dict.fromkeys(pairs))
 
 
 def _peer(world: World, level: str | None) -> int:
@@ -147,24 +173,26 @@ def _registered() -> Iterator[None]:
             unregister("allreduce", name)
 
 
-def _measure(pair: Any, sizes: list[int], args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Rows (pattern, bytes of a message, seconds of a round and of the rest), on both ranks."""
+def _measure(pair: Any, sizes: list[int], pairs: list[Pair], engine: str | None) -> list[Row]:
+    """Rows (pattern, type, operation, bytes of a message, seconds of a round, and of the rest), on both."""
     from mpi4py import MPI
 
     import mpicoll
 
     own: Any = mpicoll.Comm(pair)
-    barrier = own.Barrier_init(engine=args.engine)
+    barrier = own.Barrier_init(engine=engine)
+    kinds = [(pattern, *_BYTES) for pattern in _PATTERNS]  # what is not combined is bytes
+    kinds[2:3] = [("combine", dtype, op) for dtype, op in pairs]
     rows = []
     with _registered(), no_garbage_collection():
-        for pattern in _PATTERNS:
-            for nbytes in sizes if pattern != "burst" else [8]:
-                blocks = {"exchange": 2, "burst": 2 * _BURST}.get(pattern, 1)
-                count = max(1, nbytes // np.dtype(args.dtype).itemsize) * blocks
-                data = np.zeros(count, args.dtype)
+        for pattern, dtype, op in kinds:
+            blocks = {"exchange": 2, "burst": 2 * _BURST}.get(pattern, 1)
+            unit = np.dtype(dtype).itemsize
+            for nbytes in [8] if pattern == "burst" else [n for n in sizes if n % unit == 0]:
+                data = np.zeros(nbytes // unit * blocks, dtype)
                 plans = [
                     own.Allreduce_init(
-                        MPI.IN_PLACE, data, getattr(MPI, args.op.upper()), engine=args.engine, channels=1,
+                        MPI.IN_PLACE, data, getattr(MPI, op.upper()), engine=engine, channels=1,
                         algorithm=f"calibration_{pattern}_{rounds}",
                     )
                     for rounds in (_FEW, _MANY)
@@ -172,7 +200,7 @@ def _measure(pair: Any, sizes: list[int], args: argparse.Namespace) -> list[dict
                 few, many, samples = _times(pair, [plan.run for plan in plans], barrier.run)
                 each = (many - few) / (_MANY - _FEW)
                 rows.append(
-                    {"pattern": pattern, "bytes": count // blocks * data.itemsize, "round": each,
+                    {"pattern": pattern, "dtype": dtype, "op": op, "bytes": nbytes, "round": each,
                      "call": few - _FEW * each, "engine": plans[0].engine, "samples": samples}
                 )  # fmt: skip
                 for plan in plans:
@@ -200,8 +228,8 @@ def _times(pair: Any, calls: list[Callable[[], Any]], barrier: Callable[[], Any]
 # -- from rows to a machine --------------------------------------------------------------------------------
 
 
-def machine_from(rows: list[dict[str, Any]], name: str) -> tuple[Machine, list[dict[str, Any]]]:
-    """The machine that the rows say, and the rows with what it says of them.
+def machine_from(rows: list[Row], name: str, **where: str) -> tuple[Machine, list[Row]]:
+    """The machine that the rows say, and the rows with what it says of them; `where`: its `host` and `cpu`.
 
     Raises `ArgumentError` if a pattern is missing.
     """
@@ -211,29 +239,37 @@ def machine_from(rows: list[dict[str, Any]], name: str) -> tuple[Machine, list[d
 
     both = dict(points("exchange"))
     curves = {pattern: fit_curve(points(pattern)) for pattern in ("one_way", "exchange")}
-    extra = [(n, max(t - both[n], 1e-10)) for n, t in points("combine") if n in both]
-    combine = fit_curve(extra, through_zero=True)
+    extra: dict[str, list[tuple[float, float]]] = {}
+    for row in (row for row in rows if row["pattern"] == "combine"):
+        seconds = max(max(row["round"], 1e-9) - both[row["bytes"]], 1e-10)
+        extra.setdefault(f"{row['dtype']} {row['op']}", []).append((row["bytes"], seconds))
+    combines = {pair: fit_curve(known, through_zero=True) for pair, known in extra.items()}
     burst = next(t for _, t in points("burst"))
     gap = max(0.0, (burst - curves["exchange"](8)) / (_BURST - 1))
     call = statistics.median([max(0.0, r["call"]) for r in rows if r["bytes"] <= 4096])
-    machine = Machine(curves["one_way"], curves["exchange"], combine, gap, call, overlap=False, name=name)
-    told = []
-    for row in rows:
-        curve = {"one_way": curves["one_way"], "exchange": curves["exchange"]}.get(row["pattern"])
-        model = curve(row["bytes"]) if curve else None
-        if row["pattern"] == "combine":
-            model = curves["exchange"](row["bytes"]) + combine(row["bytes"])
-        residual = None if model is None else row["round"] / model - 1
-        told.append({**row, "model": model, "residual": residual})
+    machine = Machine(
+        curves["one_way"], curves["exchange"], next(iter(combines.values())), gap, call,
+        overlap=False, name=name, combines=tuple(combines.items()), **where,
+    )  # fmt: skip
+
+    def model(row: Row) -> float:
+        combined = combines[f"{row['dtype']} {row['op']}"] if row["pattern"] == "combine" else straight(0, 0)
+        return curves.get(row["pattern"], curves["exchange"])(row["bytes"]) + combined(row["bytes"])
+
+    told = [{**row, "model": None, "residual": None} for row in rows]
+    for row in (row for row in told if row["pattern"] != "burst"):
+        row.update(model=model(row), residual=model(row) / max(row["round"], 1e-9) - 1)
     return machine, told
 
 
-def _report(world: World, rows: list[dict[str, Any]], peer: int, args: argparse.Namespace) -> None:
-    where = "same node" if world.nodes[peer] == world.nodes[0] else "another node"
-    found, told = machine_from(rows, f"{world.vendor}, {where}, {rows[0]['engine']} engine")
+def _report(world: World, rows: list[Row], peer: int, args: argparse.Namespace) -> None:
+    link = "same node" if world.nodes[peer] == world.nodes[0] else "another node"
+    name = f"{world.vendor}, {link}, {rows[0]['engine']} engine"
+    cpu = world.machine.get("cpu_model") or ""
+    found, told = machine_from(rows, name, host=world.hosts[0], cpu=cpu)
     replace_file(args.output / "machine.json", found.to_json() + "\n")
-    facts = {"mpi": world.library, "machine": world.machine, "hosts": world.hosts, "dtype": args.dtype}
-    facts |= {"op": args.op, "oversubscribed": world.oversubscribed, "thread_level": world.thread_level}
+    facts = {"mpi": world.library, "machine": world.machine, "hosts": world.hosts}
+    facts |= {"oversubscribed": world.oversubscribed, "thread_level": world.thread_level}
     write_json(args.output / "calibration.json", facts)
     text = io.StringIO()
     writer = csv.DictWriter(text, told[0], lineterminator="\n")
@@ -249,9 +285,10 @@ def _report(world: World, rows: list[dict[str, Any]], peer: int, args: argparse.
 def describe(machine: Machine) -> str:
     """The numbers of a machine, in words."""
     lines = [machine.name]
-    for what in ("one_way", "exchange", "combine"):
-        curve: Curve = getattr(machine, what)
+    combines = machine.combines or (("combine", machine.combine),)
+    for what, curve in (("one_way", machine.one_way), ("exchange", machine.exchange), *combines):
         for begin, seconds, slope in curve.pieces:
             rate = f"{1e-9 / slope:.3g} GB/s" if slope > 0 else "no time per byte"
-            lines.append(f"  {what:<9} from {format_bytes(int(begin)):<8} {format_seconds(seconds)} + {rate}")
+            start = format_bytes(int(begin))
+            lines.append(f"  {what:<14} from {start:<8} {format_seconds(seconds)} + {rate}")
     return "\n".join([*lines, f"  gap {format_seconds(machine.gap)}, call {format_seconds(machine.call)}"])

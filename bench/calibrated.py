@@ -11,9 +11,9 @@ themselves; for that see `prediction`.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -23,7 +23,8 @@ from mpicoll.bench.panels import grave_hazards, panel_title, place_names
 from mpicoll.bench.prediction import case_of
 from mpicoll.bench.sections import Loaded, Section, Table
 from mpicoll.bench.sizes import format_seconds
-from mpicoll.cost import Machine, bound, cost
+from mpicoll.collectives import collective
+from mpicoll.cost import Machine, bound, cost, faster, straight
 from mpicoll.errors import ArgumentError, MpicollError
 
 COLUMNS = ("model_seconds", "bound_seconds", "residual")
@@ -32,31 +33,48 @@ _BESIDE = ("machine.json", "calibration/machine.json")
 LARGE = 64 << 10
 
 
-def machines(given: Path | None, directories: Sequence[Path], results: Results) -> dict[str, Machine]:
-    """The machine of each environment: that of the option or variable for all, else what lies beside.
+class Calibration(NamedTuple):
+    """A machine, and the file that it was read from."""
+
+    path: Path
+    machine: Machine
+
+    def words(self, cpu: str | None) -> str:
+        """Which file, where it was measured, and for what; `cpu` is that of the results."""
+        machine = self.machine
+        where = f", on host {machine.host}" if machine.host else "; where, the file does not say"
+        if machine.cpu:
+            where += f" with {machine.cpu}" + (f" (these results: {cpu})" if cpu != machine.cpu else "")
+        pairs = ", ".join(pair for pair, _ in machine.combines)
+        only = f"; what combines has a model if it is {pairs}" if pairs else ""
+        return f"{self.path} (digest {machine.digest}): {machine.name}{where}{only}"
+
+
+def calibrations(given: Path | None, directories: Sequence[Path], results: Results) -> dict[str, Calibration]:
+    """That of each environment: of the option or variable for all, else what lies beside.
 
     Raises `ArgumentError` for a broken file, and if two lie beside results of one environment.
     """
     named = given or (Path(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None)
     if named is not None:
-        return dict.fromkeys(results.environments, Machine.read(named))
-    found: dict[str, tuple[Path, Machine]] = {}
+        return dict.fromkeys(results.environments, Calibration(named, Machine.read(named)))
+    found: dict[str, Calibration] = {}
     places = results.samples[["source", "environment"]].drop_duplicates()
     for source, environment in places.itertuples(index=False):
         above = [folder for folder in directories if Path(source).is_relative_to(folder)]
         paths = (folder / name for folder in (Path(source), *above) for name in _BESIDE)
         for path in filter(Path.is_file, paths):
-            machine, (other, known) = Machine.read(path), found.get(environment, (path, None))
-            if known not in (None, machine):
+            new = Calibration(path, Machine.read(path))
+            old = found.setdefault(environment, new)
+            if old.machine != new.machine:
                 raise ArgumentError(
-                    f"{other} and {path} are different machines; say which with --calibration FILE"
+                    f"{old.path} and {path} are different machines; say which with --calibration FILE"
                 )
-            found[environment] = path, machine
-    return {environment: machine for environment, (_, machine) in found.items()}
+    return found
 
 
-def add_columns(summary: pd.DataFrame, known: dict[str, Machine]) -> None:
-    """Put `COLUMNS` into a summary, in place."""
+def add_columns(summary: pd.DataFrame, known: Mapping[str, Machine]) -> None:
+    """Put `COLUMNS` into a summary, in place; `known` has the machines of environments."""
     told = [_words_on(row, known.get(row["environment"])) for row in summary.to_dict("records")]
     for place, name in enumerate(COLUMNS[:2]):
         summary[name] = pd.Series([one[place] for one in told], index=summary.index, dtype=float)
@@ -70,15 +88,16 @@ def _words_on(row: dict[Any, Any], machine: Machine | None) -> tuple[float | Non
         return None, None
     if 1 < row.get("nodes", 1) < row["ranks"]:
         return None, None  # a calibration is of one kind of link
-    machine = machine.combining(row["dtype"], row["op"])
     size, nbytes = int(row["ranks"]), float(row["total_bytes"])
-    least = bound(row["collective"], size, nbytes, machine).seconds
+    known = machine.combining(row["dtype"], row["op"]) if collective(row["collective"]).reduces else machine
+    # Where only other types and operations were calibrated, a bound without combining is one still.
+    least = bound(row["collective"], size, nbytes, known or faster(machine, combine=straight(0, 0))).seconds
     try:
         case = case_of(row)
-        if case is None:
+        if case is None or known is None:
             return None, least
         entry, params, channels = case
-        return cost(entry, size, nbytes, machine, params, channels).seconds, least
+        return cost(entry, size, nbytes, known, params, channels).seconds, least
     except MpicollError:  # an algorithm of a file that is not loaded here, or one without a law for so many
         return None, least
 
@@ -86,7 +105,7 @@ def _words_on(row: dict[Any, Any], machine: Machine | None) -> tuple[float | Non
 def section(data: Loaded) -> Section | None:
     """Model and bound under the measurements, a part for each panel; None without a calibration."""
     told = data.summary
-    if "model_seconds" not in told or not told["model_seconds"].notna().any():
+    if "bound_seconds" not in told or not told["bound_seconds"].notna().any():
         return None
     names = place_names(told)
     parts = [
@@ -95,11 +114,12 @@ def section(data: Loaded) -> Section | None:
         if (panel["model_seconds"].notna() & panel["median"].notna()).any()
     ]
     words = [
-        "Times by the model, on a machine that `mpicoll calibrate` measured with messages between two ranks; "
+        "Times by the model, on machines that `mpicoll calibrate` measured with messages between two ranks; "
         "nothing is fitted to these results. The bound holds for what is made of such messages: an MPI "
-        "library's own call that uses shared memory may beat it."
+        "library's own call that uses shared memory may beat it.",
+        *(f"{names.get(environment, environment)}: {by}." for environment, by in data.calibrations.items()),
     ]
-    return Section("Model and bound", words, parts=parts)
+    return Section("Model and bound by calibration", words, parts=parts)
 
 
 def _part(data: Loaded, key: dict[str, Any], panel: pd.DataFrame, names: dict[str, str]) -> Section:

@@ -66,5 +66,5 @@ def by_size(panel: pd.DataFrame, title: str) -> Any:
     return titled(
         chart,
         f"Model and bound: {title}",
-        "points: measured, with 95 % intervals; lines: the model; dashed: the bound",
+        "points: measured, with 95 % intervals; lines: the model, calibrated; dashed: the bound",
     )

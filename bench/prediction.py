@@ -19,17 +19,15 @@ from scipy.optimize import nnls
 import mpicoll.algorithms  # noqa: F401  (importing registers them)
 from mpicoll.bench.sections import Loaded, Section, Table
 from mpicoll.collectives import collective
-from mpicoll.cost import Curve, Machine, bound
 from mpicoll.errors import MpicollError
 from mpicoll.registry import Algorithm, get
 from mpicoll.steps import Load, blocks_per_total, steps
 
+TITLE = "Model fitted to these results"
 KNOTS = (512.0, 8192.0, 131072.0, 2097152.0)  # where curves may bend [B]
 _HUBER = 0.15
-_A_RATE = 1e-13  # seconds per byte: less is no rate of any machine
 _ROUNDS = 30  # of reweighting
 GROUP = ["environment", "thread_level", "engine"]  # what a machine is fitted to
-COLUMNS = (*GROUP, "collective", "contender", "ranks", "msg_bytes", "total_bytes", "median")
 
 
 def _pieces(nbytes: float, messages: float) -> list[float]:
@@ -105,33 +103,11 @@ def solve(matrix: np.ndarray, seconds: np.ndarray) -> np.ndarray:
     return found
 
 
-def as_machine(solved: np.ndarray) -> Machine:
-    """The machine that coefficients describe. Where nothing went one way, both ways stands for it."""
-    call, gap, *rest = map(float, solved)
-    width = 2 + len(KNOTS)
-    one_way, exchange, combine = rest[:width], rest[width : 2 * width], [0.0, *rest[2 * width :]]
-
-    def curve(terms: list[float]) -> Curve:
-        reached, *slopes = terms
-        pieces = []
-        for start, end, slope in zip((0.0, *KNOTS), (*KNOTS, 0.0), slopes, strict=True):
-            pieces.append((start, reached - slope * start, slope))
-            reached += slope * (end - start)
-        return Curve(tuple(pieces))
-
-    both = curve(exchange)
-    alone = curve(one_way) if any(one_way) else both
-    return Machine(alone, both, curve(combine), gap, call, overlap=False, name="fitted")
-
-
 def predict(summary: pd.DataFrame) -> pd.DataFrame:
-    """The rows that can be predicted, with a model's word on each.
+    """The rows that can be predicted, with the word on each of a machine that was fitted to some of them.
 
-    Columns: `model_seconds`, `bound_seconds` (of the collective, on the fitted machine), `held_out` and
-    `residual` (model/measured − 1).
-
-    Held out is every second size, and the largest number of ranks where there are several. What is not held
-    out was fitted.
+    Columns: `fitted_seconds`, `fitted_residual` (fitted/measured − 1) and `held_out`. Held out is every
+    second size, and the largest number of ranks where there are several. What is not held out was fitted.
     """
     # Imported results do not say whether ranks shared cores: only what is known not to be is predicted.
     own_cores = summary["oversubscribed"].eq(False).fillna(False).astype(bool)
@@ -152,27 +128,19 @@ def predict(summary: pd.DataFrame) -> pd.DataFrame:
         train = ~rows["held_out"].to_numpy(bool)
         if train.sum() < 8:
             continue
-        solved = solve(matrix[train], seconds[train])
-        rows["model_seconds"] = matrix @ solved
-        machine = as_machine(solved)
-        rows["bound_seconds"] = [
-            bound(row["collective"], int(row["ranks"]), float(row["total_bytes"]), machine).seconds
-            if machine.exchange.least_per_byte(0.0) > _A_RATE
-            else None  # all that was exchanged was combined, too: the fit cannot tell one from the other
-            for row in rows.to_dict("records")
-        ]
+        rows["fitted_seconds"] = matrix @ solve(matrix[train], seconds[train])
         told.append(rows)
     if not told:
         return pd.DataFrame()
     rows = pd.concat(told)
-    rows["residual"] = rows["model_seconds"] / rows["median"] - 1
+    rows["fitted_residual"] = rows["fitted_seconds"] / rows["median"] - 1
     return rows
 
 
 def errors(rows: pd.DataFrame) -> pd.DataFrame:
     """Median absolute residual of held-out rows, per environment and collective, below and from 64 KiB on."""
     held: Any = rows[rows["held_out"]].copy()
-    held["error"], held["large"] = held["residual"].abs(), held["msg_bytes"] >= 1 << 16
+    held["error"], held["large"] = held["fitted_residual"].abs(), held["msg_bytes"] >= 1 << 16
     return held.groupby(["environment", "collective", "large"])["error"].agg(["median", "size"]).reset_index()
 
 
@@ -186,7 +154,7 @@ def winners(rows: pd.DataFrame) -> tuple[int, int]:
             continue
         cases += 1
         first = cell.loc[cell["median"].idxmin()]
-        chosen = cell.loc[cell["model_seconds"].idxmin()]
+        chosen = cell.loc[cell["fitted_seconds"].idxmin()]
         tie = chosen["median"] <= 1.05 * first["median"] or chosen["median_low"] <= first["median_high"]
         right += bool(tie)
     return right, cases
@@ -197,17 +165,18 @@ def section(data: Loaded) -> Section | None:
     try:
         rows = predict(data.summary)
     except MpicollError as error:  # an algorithm of a file that is not loaded here
-        return Section("Model and measurement", [f"No prediction: {error}."])
+        return Section(TITLE, [f"No prediction: {error}."])
     if rows.empty or not rows["held_out"].any():
         return None
     per_kind, (right, cases) = errors(rows), winners(rows)
     held = rows[rows["held_out"]]
     words = [
-        f"A machine fitted to every second size predicts the sizes between: median error "
-        f"{held['residual'].abs().median():.0%} over {len(held)} rows.",
+        "A machine fitted to every second size of these results (no calibration) predicts the sizes between: "
+        f"median error {held['fitted_residual'].abs().median():.0%} over {len(held)} rows.",
         f"The algorithm predicted to win wins or ties in {right} of {cases} cases.",
     ]
-    by_algorithm = held.assign(error=held["residual"].abs()).groupby(["collective", "contender"])["error"]
+    held = held.assign(error=held["fitted_residual"].abs())
+    by_algorithm = held.groupby(["collective", "contender"])["error"]
     tables = [
         Table(
             "Held-out error",
@@ -222,22 +191,23 @@ def section(data: Loaded) -> Section | None:
             folded=True,
         ),
     ]  # fmt: skip
-    return Section(title="Model and measurement", words=words, charts={"model": chart(rows)}, tables=tables)
+    return Section(title=TITLE, words=words, charts={"model": chart(rows)}, tables=tables)
 
 
 def chart(rows: pd.DataFrame) -> Any:
     """Measured over predicted, a point per row; held-out rows are filled."""
     import altair as alt
 
-    told = rows[["median", "model_seconds", "contender", "collective", "msg_bytes", "held_out"]]
-    told = told[told["model_seconds"] > 0]
+    told = rows[["median", "fitted_seconds", "contender", "collective", "msg_bytes", "held_out"]]
+    told = told[told["fitted_seconds"] > 0]
     points = alt.Chart(told).mark_point().encode(
-        alt.X("model_seconds:Q", title="predicted [s]").scale(type="log"),
+        alt.X("fitted_seconds:Q", title="predicted by the fit [s]").scale(type="log"),
         alt.Y("median:Q", title="measured [s]").scale(type="log"),
         color="collective:N",
         shape=alt.Shape("held_out:N", title="held out"),
-        tooltip=["contender", "msg_bytes", "median", "model_seconds"],
+        tooltip=["contender", "msg_bytes", "median", "fitted_seconds"],
     )  # fmt: skip
     ends = [float(told["median"].min()), float(told["median"].max())]
     line = alt.Chart(pd.DataFrame({"x": ends})).mark_line(color="#000").encode(x="x:Q", y="x:Q")
-    return (line + points).properties(width=640, height=380, title="Predicted and measured times")
+    title = "Times predicted by a fit to every second size, and measured"
+    return (line + points).properties(width=640, height=380, title=title)

@@ -68,8 +68,10 @@ def run(args: argparse.Namespace) -> int:
     output = args.output or args.directories[0]
     output.mkdir(parents=True, exist_ok=True)
     summary = stats.summarise(results.samples)
-    calibrated.add_columns(summary, calibrated.machines(args.calibration, args.directories, results))
-    data = Loaded(results, summary, tuple(args.directories))
+    known = calibrated.calibrations(args.calibration, args.directories, results)
+    calibrated.add_columns(summary, {name: one.machine for name, one in known.items()})
+    words = {name: one.words(results.environments[name]["cpu_model"]) for name, one in known.items()}
+    data = Loaded(results, summary, tuple(args.directories), words)
     replace_file(
         output / "summary.csv", summary.to_csv(index=False, float_format="%.6g", lineterminator="\n")
     )

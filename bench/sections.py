@@ -9,7 +9,7 @@ stand. Nothing else: the page, the figures, the navigation and the terminal foll
         if told.empty:                                            # for path in data.beside("stages.csv")
             return None
         return Section(
-            title="Model and measurement",
+            title="Model and bound",
             words=["The model is within 10 % at 11 of 13 sizes."],     # sentences, plain text
             charts={"residuals": figures.residuals(told)},             # name of the file -> Altair chart
             tables=[Table("Largest residuals", ("size", "residual"), [("4 B", "0.21")])],
@@ -25,7 +25,7 @@ stands alone in a slide. Names of charts are unique within a section, which make
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -57,12 +57,14 @@ class Loaded:
 
     `summary` has one row per case and contender (`stats.summarise`); `results.samples` has the raw rows, with
     the columns `source` (run directory) and `launch` that together name a launch; `results.runs` maps a
-    source to its `run.json`; `given` are the directories as the user named them.
+    source to its `run.json`; `given` are the directories as the user named them; `calibrations` say in
+    words by which calibration an environment's times were modelled.
     """
 
     results: Results
     summary: pd.DataFrame
     given: tuple[Path, ...]
+    calibrations: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def samples(self) -> pd.DataFrame:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from hashlib import blake2b
 from itertools import pairwise
 from math import ceil, isfinite, pow
 from pathlib import Path
@@ -88,12 +89,22 @@ class Machine:
     ports: float = 1.0
     overlap: bool = True  # whether one stripe is combined while another is under way
     name: str = "nominal"
-    combines: tuple[tuple[str, Curve], ...] = ()  # `combine` for several types and operations: "float32 sum"
+    #: `combine` of each type and operation that was measured ("float32 sum"); none: it is that of all.
+    combines: tuple[tuple[str, Curve], ...] = ()
+    host: str = ""  # where it was measured, and on what; "" if nothing is known
+    cpu: str = ""
 
-    def combining(self, dtype: str | None, op: str | None) -> Machine:
-        """The machine whose `combine` is that of a type and an operation, if that is known."""
+    def combining(self, dtype: str | None, op: str | None) -> Machine | None:
+        """The machine whose `combine` is that of a type and operation; None if only others were measured."""
+        if not self.combines:
+            return self
         known = dict(self.combines).get(f"{dtype} {op}")
-        return self if known is None else replace(self, combine=known)
+        return None if known is None else replace(self, combine=known)
+
+    @property
+    def digest(self) -> str:
+        """A fingerprint, equal for equal machines only."""
+        return blake2b(self.to_json().encode(), digest_size=6).hexdigest()
 
     def to_json(self) -> str:
         """As text that `from_json` reads."""
@@ -112,6 +123,9 @@ class Machine:
             facts["combines"] = tuple((str(key), _curve(told)) for key, told in facts.get("combines", ()))
             for key, least in (("gap", 0), ("call", 0), ("ports", 1)):
                 if not least <= facts[key] < float("inf"):
+                    raise ValueError(f"{key} is {facts[key]}")
+            for key in ("name", "host", "cpu"):
+                if not isinstance(facts.get(key, ""), str):
                     raise ValueError(f"{key} is {facts[key]}")
             return Machine(**facts)
         except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:

@@ -6,7 +6,6 @@ travel, so that they never meet the user's.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import weakref
 from collections.abc import Callable, Hashable, Mapping
@@ -118,8 +117,7 @@ class Planner:
         everywhere = self.comm.allreduce(native_status()[0], MPI.MIN)
         if chosen == "native" and not everywhere and not (engine or os.environ.get("MPICOLL_ENGINE")):
             chosen = "python"
-        content = self.machine.to_json().encode() if self.machine else b""
-        digest = hashlib.blake2b(content, digest_size=6).hexdigest() if content else "none"
+        digest = self.machine.digest if self.machine else "none"
         self.agreement.settle(("engine", chosen, "calibration", digest), error)
         return chosen
 

@@ -29,7 +29,7 @@ def rows_of(runs, machine):
     told = prediction.predict(summary.assign(oversubscribed=False))
     summary["fitted_seconds"], summary["held_out"] = float("nan"), False
     if len(told):
-        summary.loc[told.index, "fitted_seconds"] = told["model_seconds"]
+        summary.loc[told.index, "fitted_seconds"] = told["fitted_seconds"]
         summary.loc[told.index, "held_out"] = told["held_out"]
     return summary
 

@@ -13,12 +13,16 @@ from mpicoll.cost import Machine
 
 def test_calibration_is_a_machine_for_the_model(tmp_path: Path) -> None:
     target = tmp_path / "calibration"
-    command = [sys.executable, "-m", "mpicoll", "calibrate", "--sizes", "8:32K:16", "-o", target]
+    command = [sys.executable, "-m", "mpicoll", "calibrate", "--sizes", "8:32K:16", "-o", target,
+               "--dtypes", "float32,float64", "--ops", "sum,max"]  # fmt: skip
     done = mpirun(3, command, 100)
     assert done.returncode == 0, done.stderr
     machine = Machine.from_json((target / "machine.json").read_text())
     assert 0 < machine.one_way(8) < 1
     assert 0 < machine.exchange(8) < 1
+    pairs = ["float32 sum", "float32 max", "float64 sum", "float64 max"]
+    assert [pair for pair, _ in machine.combines] == pairs
+    assert machine.host
     with (target / "calibration.csv").open() as file:
         patterns = {row["pattern"] for row in csv.DictReader(file)}
     assert patterns == {"one_way", "exchange", "combine", "burst"}

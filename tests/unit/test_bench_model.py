@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import csv
+import json
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,7 +16,7 @@ import pytest
 
 import mpicoll.algorithms  # noqa: F401  (registers them)
 from mpicoll.bench import calibrated, prediction
-from mpicoll.bench.calibrate import describe, machine_from
+from mpicoll.bench.calibrate import describe, machine_from, pairs_of
 from mpicoll.bench.cli import main
 from mpicoll.bench.export import goal, msccl
 from mpicoll.bench.fit import fit_curve
@@ -42,6 +45,51 @@ def test_wrong_flags_are_status_2(flags: list[str], capsys: pytest.CaptureFixtur
     assert "mpicoll: " in capsys.readouterr().err
 
 
+N = 1 << 20
+BUTTERFLY = ("allreduce", "recursive_doubling", "--nodes", "2", "--ppn", "4")
+TREE = ("allreduce", "recursive_doubling", "--nodes", "4", "--topology", "fattree", "--nic", "10GB/s")
+
+
+@pytest.mark.parametrize(
+    ("words", "vectors", "messages"),
+    [
+        # Two rounds in the node; in the third, four ranks share an interface as fast as one port, or two.
+        ((*BUTTERFLY, "--nic", "10GB/s"), 2 + 4, 3),
+        ((*BUTTERFLY, "--nic", "20GB/s"), 2 + 2, 3),
+        ((*BUTTERFLY, "--topology", "flat"), 3, 3),
+        # One round stays below a switch; in the other, two nodes share what comes out of it.
+        ((*TREE, "--group", "2", "--taper", "1"), 1 + 1, 2),
+        ((*TREE, "--group", "2", "--taper", "2"), 1 + 2, 2),
+        ((*TREE, "--group", "2", "--taper", "4"), 1 + 4, 2),
+        ((*TREE, "--group", "4", "--taper", "4"), 1 + 1, 2),
+        # Four messages of a fifth of the vector at once, through one port or two.
+        (("alltoall", "linear", "--ranks", "5"), 4 / 5, 1 + 3 * 0.2),
+        (("alltoall", "linear", "--ranks", "5", "--ports", "2"), 2 / 5, 1 + 0.2),
+    ],
+)
+def test_flags_of_a_network_change_the_time_by_what_is_shared(
+    words: tuple[str, ...], vectors: float, messages: float, tmp_path: Path
+) -> None:
+    flags = ["--bytes", str(N), "--alpha", "5us", "--beta", "10GB/s", "--gamma", "inf"]
+    assert main(["model", *words, *flags, "--csv", str(tmp_path / "m.csv")]) == 0
+    (row,) = csv.DictReader((tmp_path / "m.csv").read_text().splitlines())
+    assert float(row["bandwidth"]) == pytest.approx(vectors * N / 10e9, rel=1e-3)
+    assert float(row["latency"]) == pytest.approx(messages * 5e-6)
+
+
+def test_chart_shows_every_algorithm_and_the_bound(tmp_path: Path) -> None:
+    names = ["ring", "recursive_doubling"]
+    chart = tmp_path / "m.svg"
+    flags = ["--ranks", "8,16", "--bytes", "1K:1M:32", "--chart", str(chart)]
+    assert main(["model", "allreduce", *names, *flags]) == 0
+    drawing = ET.parse(chart).getroot()
+    assert drawing.tag.endswith("svg")
+    texts = {"".join(text.itertext()) for text in drawing.iter("{http://www.w3.org/2000/svg}text")}
+    assert {*names, "8", "16"} <= texts  # the legend, and a panel for each number of ranks
+    dashed = [path for path in drawing.iter() if path.get("stroke-dasharray") == "4,3"]
+    assert len(dashed) >= 2
+
+
 def test_case_that_nobody_serves_is_status_1(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["model", "allreduce", "swing", "--ranks", "3", "--bytes", "8"]) == 1
     assert "even" in capsys.readouterr().err
@@ -56,21 +104,58 @@ def test_fit_finds_the_switch_despite_an_outlier() -> None:
     assert second[1:] == pytest.approx((8e-6, 3e-10), rel=0.02)
 
 
+def _measured(
+    pattern: str, nbytes: int, seconds: float, dtype: str = "float32", op: str = "sum"
+) -> dict[str, Any]:
+    return {"pattern": pattern, "dtype": dtype, "op": op, "bytes": nbytes, "round": seconds, "call": 3e-7}
+
+
 def test_machine_is_found_again_from_rows_it_made() -> None:
     rows = []
     for n in (8 * 4**k for k in range(11)):
-        for pattern, seconds in (("one_way", 1e-6 + 1e-10 * n), ("exchange", 1.2e-6 + 2e-10 * n),
-                                 ("combine", 1.2e-6 + 2.5e-10 * n)):  # fmt: skip
-            rows.append({"pattern": pattern, "bytes": n, "round": seconds, "call": 3e-7, "engine": "native"})
-    rows.append(
-        {"pattern": "burst", "bytes": 8, "round": 1.2e-6 + 4 * 3e-7, "call": 3e-7, "engine": "native"}
-    )
+        rows += [
+            _measured("one_way", n, 1e-6 + 1e-10 * n),
+            _measured("exchange", n, 1.2e-6 + 2e-10 * n),
+            _measured("combine", n, 1.2e-6 + 2.5e-10 * n),
+            _measured("combine", n, 1.2e-6 + 6e-10 * n, "float64", "max"),
+        ]
+    rows.append(_measured("burst", 8, 1.2e-6 + 4 * 3e-7))
     machine, told = machine_from(rows, "made")
     assert machine.exchange(1 << 20) == pytest.approx(1.2e-6 + 2e-10 * (1 << 20), rel=1e-3)
-    assert machine.combine(1 << 20) == pytest.approx(5e-11 * (1 << 20), rel=1e-3)
+    for pair, gamma in ((("float32", "sum"), 5e-11), (("float64", "max"), 4e-10)):
+        combining = machine.combining(*pair)
+        assert combining is not None
+        assert combining.combine(1 << 20) == pytest.approx(gamma * (1 << 20), rel=1e-3)
+    assert machine.combine == dict(machine.combines)["float32 sum"]  # the first is that of `mpicoll model`
+    assert machine.combining("float64", "sum") is None
     assert (machine.gap, machine.call) == pytest.approx((3e-7, 3e-7), rel=1e-2)
     assert max(abs(row["residual"]) for row in told if row["residual"] is not None) < 1e-3
-    assert "GB/s" in describe(machine)
+    assert "float64 max" in describe(machine)
+
+
+def test_residuals_are_what_the_model_says_too_much() -> None:
+    patterns = ("one_way", "exchange", "combine")
+    rows = [_measured(pattern, n, 1e-6) for pattern in patterns for n in (8, 64, 512)]
+    rows[1]["round"] = 0.5e-6  # half of what the line says
+    _, told = machine_from([*rows, _measured("burst", 8, 1e-6)], "made")
+    assert told[1]["residual"] > 0.5
+    assert told[-1]["residual"] is None
+
+
+def test_what_is_calibrated_is_all_that_mpi_defines() -> None:
+    sizes = [8, 64]
+    assert pairs_of(["float32", "int64"], ["sum", "band"], sizes) == [
+        ("float32", "sum"), ("int64", "sum"), ("int64", "band")
+    ]  # fmt: skip
+    for dtypes, ops, words in (
+        ("float99", "sum", "unknown dtype 'float99'"),
+        ("float32", "plus", "unknown operation 'plus'"),
+        ("float32,int32", "band", "MPI defines none of band on float32"),
+        ("float32,float64", "sum,band", "MPI defines band on none of float32, float64"),
+        ("complex128", "sum", "two multiples of the 16 bytes of complex128"),
+    ):
+        with pytest.raises(ArgumentError, match=words):
+            pairs_of(dtypes.split(","), ops.split(","), sizes)
 
 
 def _summary(machine: Machine) -> pd.DataFrame:
@@ -97,7 +182,7 @@ def test_held_out_rows_are_predicted() -> None:
     rows = prediction.predict(_summary(uniform(2e-6, 1e-10, 3e-11, overlap=False)))
     held = rows[rows["held_out"]]
     assert set(held["ranks"]) == {2, 3, 4}  # every other size, and the largest number of ranks
-    assert held["residual"].abs().median() < 0.05
+    assert held["fitted_residual"].abs().median() < 0.05
     right, cases = prediction.winners(rows)
     assert right >= 0.85 * cases > 10
 
@@ -110,11 +195,14 @@ def test_rows_carry_model_bound_and_residual_of_a_calibration(tmp_path: Path) ->
     sources = pd.DataFrame({"source": [str(tmp_path / "run")], "environment": ["test"]})
     results = SimpleNamespace(environments={"test": {}}, samples=sources)
 
-    calibrated.add_columns(rows, calibrated.machines(None, [tmp_path], results))
+    assert calibrated.calibrations(None, [tmp_path], results) == {}
+    calibrated.add_columns(rows, {})
     assert rows[list(calibrated.COLUMNS)].isna().all(axis=None)  # there is no calibration yet
 
     (tmp_path / "machine.json").write_text(machine.to_json())
-    calibrated.add_columns(rows, calibrated.machines(None, [tmp_path], results))
+    found = calibrated.calibrations(None, [tmp_path], results)["test"]
+    assert found.path == tmp_path / "machine.json"
+    calibrated.add_columns(rows, {"test": found.machine})
     assert rows["residual"][:-1].abs().max() < 0.1
     assert (rows["bound_seconds"] <= rows["model_seconds"].fillna(1) * (1 + 1e-9)).all()
     assert np.isnan(rows["model_seconds"].iloc[-1])  # of MPI's own call nothing is known but the bound
@@ -123,7 +211,7 @@ def test_rows_carry_model_bound_and_residual_of_a_calibration(tmp_path: Path) ->
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "machine.json").write_text(uniform(1e-6, 1e-10).to_json())
     with pytest.raises(ArgumentError, match="different machines; say which with --calibration"):
-        calibrated.machines(None, [tmp_path], results)
+        calibrated.calibrations(None, [tmp_path], results)
     doubled = uniform(4e-6, 2e-10, 6e-11, overlap=False)
     calibrated.add_columns(rows, {"test": doubled})
     assert rows["residual"][:-1].median() == pytest.approx(1, abs=0.1)
@@ -131,6 +219,38 @@ def test_rows_carry_model_bound_and_residual_of_a_calibration(tmp_path: Path) ->
     several = rows.assign(nodes=2, ranks=4)  # links of two kinds, and one calibration
     calibrated.add_columns(several, {"test": doubled})
     assert several[list(calibrated.COLUMNS)].isna().all(axis=None)
+
+
+def test_a_calibration_says_what_it_is_of() -> None:
+    made = uniform(1e-6, 1e-10, name="MPICH 4, same node", host="box", cpu="CPU one")
+    machine = replace(made, combines=(("float32 sum", made.combine),))
+    assert Machine.from_json(machine.to_json()) == machine
+    words = calibrated.Calibration(Path("c.json"), machine).words("CPU two")
+    for told in ("c.json", machine.digest, "MPICH 4, same node", "host box with CPU one", "CPU two"):
+        assert told in words
+    assert "these results" not in calibrated.Calibration(Path("c.json"), machine).words("CPU one")
+    facts = json.loads(made.to_json())
+    for key in ("host", "cpu", "combines"):
+        del facts[key]
+    old = calibrated.Calibration(Path("c.json"), Machine.from_json(json.dumps(facts)))
+    assert "the file does not say" in old.words(None)
+
+
+def test_rows_of_a_type_that_was_not_calibrated_have_no_model() -> None:
+    """Of those that combine; what is sent costs the same whatever it is."""
+    machine = uniform(2e-6, 1e-10, 3e-11, overlap=False)
+    twice = ("float64 sum", uniform(2e-6, 1e-10, 6e-11).combine)
+    machine = replace(machine, combines=(("float32 sum", machine.combine), twice))
+    line = _summary(machine)[11:12].assign(channels=1)  # 16 MiB by a ring of two
+    pairs = (("float32", "sum"), ("float64", "sum"), ("int32", "max"))
+    reduced = [line.assign(dtype=dtype, op=op) for dtype, op in pairs]
+    sent = line.assign(collective="allgather", dtype="int32", op=None)
+    rows = pd.concat([*reduced, sent], ignore_index=True)
+    calibrated.add_columns(rows, {"test": machine})
+    assert rows[["model_seconds", "residual"]].isna().any(axis=1).tolist() == [False, False, True, False]
+    assert rows["bound_seconds"].notna().all()
+    told = rows["model_seconds"]
+    assert told[1] - told[0] == pytest.approx(3e-11 * float(line["total_bytes"].iloc[0]) / 2)
 
 
 def test_oversubscribed_rows_are_not_predicted() -> None:

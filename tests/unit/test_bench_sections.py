@@ -1,12 +1,14 @@
 """What sections of a report find: violated guidelines, reasons for distrust, differences with topology."""
 
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from mpicoll.bench import frame, guidelines, overview, stats, trust
+from mpicoll.bench import cli, frame, guidelines, overview, stats, trust
 from mpicoll.bench.sections import Loaded, Section, Table
+from mpicoll.cost import uniform
 from synthetic import HAZARD, launch, write_result
 
 
@@ -148,3 +150,19 @@ def test_an_oversubscribed_panel_is_no_result_in_the_summary_either(tmp_path):
 def test_a_section_walks_through_its_parts():
     inner = Section("Inner part", tables=[Table("t", ("a",), [("1",)])])
     assert [one.slug for one in Section("Outer", parts=[inner]).walk()] == ["outer", "inner-part"]
+
+
+def test_what_was_calibrated_is_told_from_what_was_fitted(tmp_path, capsys):
+    """Two models, each under a title of its own; the calibrated one with the file and its machine."""
+    times = {4 << k: 1e-6 + 1e-10 * (4 << k) for k in range(16)}
+    both = {"ring": times, "recursive_doubling": {n: 1.1 * time for n, time in times.items()}}
+    folder = write_result(tmp_path / "r", both, iterations=3, launches=2)
+    machine = uniform(1e-6, 1e-10, name="MPI of the calibration", host="box", cpu="Test CPU")
+    (tmp_path / "mine.json").write_text(machine.to_json())
+    mine = ["--calibration", str(tmp_path / "mine.json")]
+    assert cli.main(["report", "--no-figures", *mine, str(folder)]) == 0
+    told = capsys.readouterr().out
+    _, by_calibration, fitted = re.split("Model and bound by calibration|Model fitted to these results", told)
+    words = f"mine.json (digest {machine.digest}): MPI of the calibration, on host box with Test CPU."
+    assert words in by_calibration
+    assert "these results (no calibration)" in fitted
