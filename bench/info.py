@@ -70,15 +70,26 @@ def device_text() -> str:
     )
 
 
+def calibration_facts() -> dict[str, str] | None:
+    """By which calibration `algorithm="auto"` chooses; None for the nominal machine.
+
+    Raises `ArgumentError` where no communicator can be made with MPICOLL_CALIBRATION.
+    """
+    machine = calibration()
+    if machine is None:
+        return None
+    return {"file": os.environ["MPICOLL_CALIBRATION"], "digest": machine.digest, "name": machine.name}
+
+
 def auto_text() -> str:
     """What `algorithm="auto"` chooses by."""
     try:
-        machine = calibration()
+        facts = calibration_facts()
     except ArgumentError as error:
         return f"no communicator can be made with this MPICOLL_CALIBRATION: {error}"
-    if machine is None:
+    if facts is None:
         return "by a nominal machine (MPICOLL_CALIBRATION=FILE of `mpicoll calibrate` makes it this one)"
-    return f"by the calibration {os.environ['MPICOLL_CALIBRATION']}: {machine.name}"
+    return "by the calibration {file} (digest {digest}): {name}".format_map(facts)
 
 
 def describe(world: World, native: tuple[bool, str], hazards: list[Hazard]) -> dict[str, Any]:

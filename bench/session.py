@@ -13,7 +13,7 @@ from pathlib import Path
 from mpicoll.bench import formats
 from mpicoll.bench.cases import Case
 from mpicoll.bench.hazards import find_hazards
-from mpicoll.bench.info import describe
+from mpicoll.bench.info import calibration_facts, describe
 from mpicoll.bench.measure import Bench, Measured
 from mpicoll.bench.overhead import measure_overheads
 from mpicoll.bench.planning import FINAL, History, Plan, Record, Step
@@ -68,6 +68,7 @@ class Session:
         """Open or continue the record (rank 0)."""
         world = self.world
         facts = describe(world, self.native, find_hazards(world, self.native, self.spec.sync))
+        facts["calibration"] = auto = calibration_facts()
         identity = {
             **{
                 key: facts["machine"][key]
@@ -80,6 +81,7 @@ class Session:
             "native_engine": self.native[0],
             **{key: facts[key] for key in ("ranks", "nodes", "ppn")},
             "placement": world.topology.placement,
+            "calibration": auto and auto["digest"],
             "spec": self.spec.identity(),
         }
         store = Store(self.directory, resume=self.resume, each=self.record.add)

@@ -17,9 +17,11 @@ import pytest
 from launch import mpirun
 from mpicoll.bench.foreign import read_nccl, read_osu
 from mpicoll.bench.store import COLUMNS
+from mpicoll.cost import uniform
 
 TIMEOUT = 90
 SMALL = ["--sizes", "4,1K,64K", "--iterations", "6", "--warmup", "2"]
+CALIBRATED = uniform(1e-6, 1e-10, name="made for this test")
 FEW = ["--algorithms", "ring,recursive_doubling,builtin,builtin_persistent"]
 
 
@@ -53,7 +55,10 @@ def load(tmp_path):
 def measured(tmp_path_factory):
     """One good sweep on two ranks, with both engines."""
     directory = tmp_path_factory.mktemp("sweep") / "run"
-    result = sweep(2, directory, *SMALL, *FEW, "--engine", "both", "--dtype", "float32,int16")
+    calibration = directory.with_name("calibration.json")
+    calibration.write_text(CALIBRATED.to_json())
+    env = {"MPICOLL_CALIBRATION": str(calibration)}
+    result = sweep(2, directory, *SMALL, *FEW, "--engine", "both", "--dtype", "float32,int16", env=env)
     assert result.returncode == 0, result.stderr
     return directory, result
 
@@ -116,6 +121,7 @@ def test_provenance_is_recorded(measured):
     } <= what
     assert all(row["seconds"] > 0 for row in launch["overheads"])
     assert run["identity"]["spec"]["iterations"] == 6
+    assert run["identity"]["calibration"] == launch["calibration"]["digest"] == CALIBRATED.digest
     assert {plan["iterations"] for plan in run["plans"].values()} == {6}
 
 
