@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 
 import pytest
 
@@ -79,3 +80,9 @@ def test_over_nodes_a_curve_counts_as_the_line_through_its_ends() -> None:
     bent = replace(plain, exchange=Curve(((0, 2e-5, 1e-8), (64, 0.0, 1e-8 + 2e-5 / 64))))
     assert choose("allreduce", 8, 64, nodes=4, machine=plain) == "leader"
     assert choose("allreduce", 8, 64, nodes=4, machine=bent) == "leader"
+
+
+def test_the_documentation_says_what_is_ranked() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "model.md").read_text(encoding="utf-8")
+    rows = [f"| {kind} | {', '.join(names)} |" for kind, names in RANKED.items()]
+    assert "\n".join(rows) in page
