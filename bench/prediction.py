@@ -20,8 +20,9 @@ import mpicoll.algorithms  # noqa: F401  (importing registers them)
 from mpicoll.bench.sections import Loaded, Section, Table
 from mpicoll.collectives import collective
 from mpicoll.errors import MpicollError
+from mpicoll.loads import Load, blocks_per_total
 from mpicoll.registry import Algorithm, get
-from mpicoll.steps import Load, blocks_per_total, steps
+from mpicoll.steps import steps
 
 TITLE = "Model fitted to these results"
 KNOTS = (512.0, 8192.0, 131072.0, 2097152.0)  # where curves may bend [B]

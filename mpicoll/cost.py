@@ -26,8 +26,9 @@ from typing import Any, NamedTuple
 
 from .algorithms.tuning import ALPHA_SECONDS, BETA_SECONDS_PER_BYTE
 from .errors import ArgumentError
+from .loads import Load, Run, blocks_per_total
 from .registry import Algorithm, get
-from .steps import Load, Run, blocks_per_total, steps
+from .steps import steps
 
 Piece = tuple[float, float, float]  # from this size on [B]: seconds, seconds per byte
 

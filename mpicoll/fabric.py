@@ -15,10 +15,10 @@ from typing import Any
 
 from .cost import Cost, Machine, load_cost
 from .errors import ArgumentError, Unsupported
-from .network import Network, Span
+from .laws import at_size, grown, linear, unbent
+from .loads import Load, blocks_per_total, load, play, runs, step_of
 from .registry import Algorithm, get
-from .schedule import Round, window_count
-from .steps import Load, at_size, blocks_per_total, grown, linear, load, runs, step_of, unbent
+from .schedule import window_count
 
 Link = Hashable
 #: Rounds of all ranks together that a fabric is charged with one by one.
@@ -105,45 +105,7 @@ def dragonfly(
 
 FABRICS = ("flat", "levels", "ring", "torus", "fattree", "dragonfly")
 
-
-class _Traffic(Network):
-    """Gathers, for each step, the ranks' loads and what every link carries [blocks]."""
-
-    def __init__(self, algorithm: Algorithm, size: int, params: Mapping[str, Any], fabric: Fabric) -> None:
-        schedules = [algorithm.schedule(rank, size, params) for rank in range(size)]
-        super().__init__(f"{algorithm} on {fabric.name}", schedules, algorithm.blocks(size, params))
-        self.route = fabric.route
-        self.time = [0] * size
-        self.steps: list[tuple[set[Load], Counter[tuple[str, Link]]]] = []
-        self.counted = 0
-
-    def outgoing(self, rank: int, message: Any, span: Span) -> int:
-        return self.time[rank]
-
-    def complete(self, rank: int, step: Round, spans: list[Span], arrived: list[int]) -> None:
-        if not (step.sends or step.recvs):
-            return
-        self.counted += 1
-        if self.counted > MOST_ROUNDS:
-            raise Unsupported(
-                f"{self.name}: no law was found, and more than {MOST_ROUNDS} rounds in all are too many to "
-                "charge link by link; take fewer ranks (of nodes or switches, a power of two has more laws)"
-            )
-        now = max(self.time[rank], *arrived, 0)
-        while now >= len(self.steps):
-            self.steps.append((set(), Counter()))
-        loads, links = self.steps[now]
-        loads.add(load(step))
-        for message in step.sends:
-            count = window_count(message.windows)
-            for link in self.route(rank, message.peer):
-                links[link] += count
-        self.time[rank] = now + 1
-
-
-Charge = tuple[
-    set[Load], dict[str, int]
-]  # of a step: the ranks' loads, and the most loaded link of each kind
+Charge = tuple[set[Load], dict[str, int]]  # of a step: the ranks' loads, and the most loaded links by kind
 
 
 def link_loads(
@@ -154,15 +116,33 @@ def link_loads(
     Raises `Unsupported` where ranks and rounds are too many to be charged one by one.
     """
     entry = get(*algorithm.split("/", 1)) if isinstance(algorithm, str) else algorithm
-    network = _Traffic(entry, size, entry.resolve(size, params), fabric)
-    network.run()
-    charges = []
-    for loads, links in network.steps:
-        most: dict[str, int] = {}
-        for (kind, _), blocks in links.items():
-            most[kind] = max(most.get(kind, 0), blocks)
-        charges.append((loads, most))
-    return charges
+    resolved = entry.resolve(size, params)
+    name = f"{entry} on {fabric.name}"
+    loads: list[set[Load]] = []
+    links: list[Counter[tuple[str, Link]]] = []
+    rounds = play(name, {rank: entry.schedule(rank, size, resolved) for rank in range(size)})
+    for number, (tick, rank, step) in enumerate(rounds):
+        if number == MOST_ROUNDS:
+            raise Unsupported(
+                f"{name}: no law was found, and more than {MOST_ROUNDS} rounds in all are too many to "
+                "charge link by link; take fewer ranks (of nodes or switches, a power of two has more laws)"
+            )
+        while tick >= len(loads):
+            loads.append(set())
+            links.append(Counter())
+        loads[tick].add(load(step))
+        for message in step.sends:
+            count = window_count(message.windows)
+            for link in fabric.route(rank, message.peer):
+                links[tick][link] += count
+    return list(zip(loads, map(_most_loaded, links), strict=True))
+
+
+def _most_loaded(links: Mapping[tuple[str, Link], int]) -> dict[str, int]:
+    most: dict[str, int] = {}
+    for (kind, _), blocks in links.items():
+        most[kind] = max(most.get(kind, 0), blocks)
+    return most
 
 
 def charges(

@@ -18,19 +18,21 @@ from mpicoll.cost import (
 )
 from mpicoll.errors import ArgumentError
 from mpicoll.fabric import charges, cost_on, hop_bytes, levels, link_loads, make_fabric, ring, torus
+from mpicoll.laws import by_law
+from mpicoll.loads import exact_steps, step_of
 from mpicoll.registry import Algorithm, algorithms, get
 from mpicoll.schedule import Round, Send, Window
-from mpicoll.steps import by_law, exact_steps, has_rounds, step_of, steps
+from mpicoll.steps import has_rounds, steps
 from mpicoll.traffic import traffic
 
 EVERY = [pytest.param(a, id=str(a)) for a in algorithms()]
 ALPHA, BETA, GAMMA = 2e-6, 1e-10, 3e-11
 
 
-def params_at(algorithm: Algorithm, size: int, **more: int) -> dict[str, object] | None:
+def params_at(algorithm: Algorithm, size: int, ppn: int = 4, **more: int) -> dict[str, object] | None:
     given: dict[str, object] = {k: v for k, v in more.items() if k in algorithm.defaults}
     if algorithm.hierarchical:
-        given["nodes"] = tuple(rank // 4 for rank in range(size))
+        given["nodes"] = tuple(rank // ppn for rank in range(size))
     return None if algorithm.refusal(size, given) else given
 
 
@@ -43,24 +45,26 @@ def test_steps_are_the_critical_rounds_of_the_schedule(algorithm: Algorithm) -> 
             assert sum(count for count, _ in steps(algorithm, size, params)) == counted
 
 
-@pytest.mark.parametrize("size", [64, 132])
+@pytest.mark.parametrize("regular", [True, False], ids=["a power of two", "another number"])
 @pytest.mark.parametrize("algorithm", EVERY)
-def test_a_law_gives_the_steps_of_all_ranks(algorithm: Algorithm, size: int) -> None:
-    """Laws are found at up to 32 ranks, and checked at one more; here they meet a number they have not seen.
+def test_a_law_gives_the_steps_of_all_ranks(algorithm: Algorithm, regular: bool) -> None:
+    """Laws are found at up to 32 ranks or nodes, and some checked at up to 66; these they have not seen.
 
     Powers of two must have a law. For others there may be none: then all ranks are run.
     """
-    params = params_at(algorithm, size, segments=2)
+    units = 64 if regular else 132
+    size = 2 * units if algorithm.hierarchical else units
+    params = params_at(algorithm, size, ppn=2, segments=2)
     if params is None:
         return
     resolved = dict(algorithm.resolve(size, params))
-    if size != 64 and (
+    if not regular and (
         algorithm.blocks(size, resolved) > 5_000 or not has_rounds(algorithm, size, resolved, 5_000)
     ):
         return  # rings and chains, whose laws are lines; and what would take long
     lawful = by_law(algorithm, size, resolved)
     if lawful is None:
-        assert size != 64
+        assert not regular
     else:
         assert lawful == exact_steps(algorithm, size, resolved)
 

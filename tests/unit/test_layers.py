@@ -19,7 +19,7 @@ FLOORS = (
     ("algorithms",),
     (
         *("network", "holdings", "verify", "verify_large", "traffic"),
-        *("steps", "cost", "fabric", "draw", "cases", "mutants"),
+        *("loads", "laws", "steps", "cost", "fabric", "draw", "cases", "mutants"),
     ),
     ("agree", "device", "buffers", "ops", "locality", "topology", "plan", "waits", "staging"),
     ("lockstep", "calls"),

@@ -1,0 +1,295 @@
+"""The steps for many ranks by a law: from those for few.
+
+Running the schedules of all ranks against each other takes long where they are many, and is not needed, as
+algorithms are regular. `by_law` looks for a *law* that gives the steps for P ranks from less, and uses it
+only if it reproduces those of all ranks at every one of several small P that are like P (and, unless P is a
+power of two, at two larger ones):
+
+- the runs of equal steps are as many for all P; their lengths grow linearly with P (rings, chains) or with
+  ⌊log2 P⌋ (trees, pipelines), and what is done in them is constant or grows linearly with P;
+- or every doubling of P adds a run, or two;
+- or the steps are the rounds of a few ranks (any rank of a vertex-transitive algorithm; a proxy in a fold and
+  a rank without; the root of a tree), whose schedules are then all that is made for P ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from fractions import Fraction
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+from .loads import Load, Params, Run, exact, frozen, of_ranks
+from .registry import Algorithm
+
+#: Laws are found at up to so many ranks, or nodes; for compositions over nodes, at up to so many ranks, too.
+SMALL, SMALL_OVER_NODES = 32, 128
+
+Law = Callable[[int], tuple[Run, ...] | None]  # from P
+
+
+def linear(
+    known: Mapping[int, tuple[Run, ...]], at: int, x: Callable[[int], int] = int
+) -> tuple[Run, ...] | None:
+    """The runs at P = `at`, if those at the known P are as many, and every number in them is linear.
+
+    Lengths are linear in ``x(P)``, the numbers of a load in P.
+    """
+    first, *others = known.values()
+    if any([len(step) for _, step in value] != [len(step) for _, step in first] for value in others):
+        return None
+
+    def lengths(place: int) -> int | None:
+        return _line({x(p): value[place][0] for p, value in known.items()}, x(at))
+
+    def loads(place: int, which: int) -> Load | None:
+        rows = {p: value[place][1][which] for p, value in known.items()}
+        fields = [_line({p: row[field] for p, row in rows.items()}, at) for field in range(len(Load._fields))]
+        numbers = [n for n in fields if n is not None]
+        if len(numbers) < len(fields):
+            return None
+        messages, blocks, reduced, largest, both = numbers
+        return Load(messages, blocks, reduced, largest, bool(both))
+
+    result: list[Run] = []
+    for place, (_, step) in enumerate(first):
+        length, step_loads = lengths(place), [loads(place, which) for which in range(len(step))]
+        if length is None or length < 1 or None in step_loads:
+            return None
+        result.append((length, tuple(one for one in step_loads if one is not None)))
+    return tuple(result)
+
+
+def _line(points: Mapping[int, int], at: int) -> int | None:
+    """The value at `at` of the line through all points; None if there is none, or no whole value.
+
+    >>> _line({1: 2, 2: 4, 4: 8}, 7), _line({1: 2, 2: 4, 4: 7}, 7), _line({0: 0, 2: 1}, 3)
+    (14, None, None)
+    """
+    (x0, y0), (x1, y1), *_ = points.items()
+    slope = Fraction(y1 - y0, x1 - x0)
+    value = y0 + slope * (at - x0)
+    if value.denominator != 1 or any(y != y0 + slope * (x - x0) for x, y in points.items()):
+        return None
+    return int(value)
+
+
+def grown(known: Mapping[int, tuple[Run, ...]], at: int) -> tuple[Run, ...] | None:
+    """The runs at P = `at`, if every doubling of P adds one run at a place, or one each at two places.
+
+    The place is the same counted from the start (the second: from the end) for all P; what was added stays
+    as it is, and is linear in the P that added it; all other runs are as for `linear`.
+    """
+    sizes = list(known)
+    more = len(known[sizes[1]]) - len(known[sizes[0]]) if len(sizes) > 3 else 0
+    doubled = all(b == 2 * a and len(known[b]) == len(known[a]) + more for a, b in pairwise(sizes))
+    if more not in (1, 2) or not doubled or at % sizes[0] or (at // sizes[0]).bit_count() != 1:
+        return None
+    count = len(known[sizes[0]])
+    for before in range(count + 1):
+        for after in range(count - before + 1) if more == 2 else (count - before,):
+            if found := _grown_at(known, at, before, count - after, more == 2):
+                return found
+    return None
+
+
+def _grown_at(
+    known: Mapping[int, tuple[Run, ...]], at: int, before: int, stop: int, twice: bool
+) -> tuple[Run, ...] | None:
+    """`grown` where runs are added behind the first `before` ones, and if `twice` before number `stop`, too.
+
+    (Both are counted at the smallest P.)
+    """
+    old, first, second = {}, {}, {}
+    for age, (size, told) in enumerate(known.items()):
+        old[size] = told[:before] + told[before + age : stop + age] + told[stop + age * (1 + twice) :]
+        first[size], second[size] = told[before : before + age], told[stop + age : stop + age * (1 + twice)]
+    kept = [(a, b) for sides in (first, second) for a, b in pairwise(sides.values())]
+    if any(b[len(b) - len(a) :] != a for a, b in kept[: len(known) - 1]):
+        return None
+    if any(b[: len(a)] != a for a, b in kept[len(known) - 1 :]):
+        return None
+    new = {size: first[size][:1] + second[size][-1:] for size in list(known)[1:]}
+    doublings = (at // next(iter(known))).bit_length() - 1
+    added = [linear(new, next(iter(known)) << (1 + k)) for k in range(doublings)]
+    rest = linear(old, at)
+    if rest is None or None in added:
+        return None
+    fresh = [runs for runs in added if runs is not None]
+    left = tuple(runs[0] for runs in reversed(fresh))
+    right = tuple(runs[1] for runs in fresh) if twice else ()
+    return rest[:before] + left + rest[before:stop] + right + rest[stop:]
+
+
+def alike(size: int, *, even: bool = False) -> list[int]:
+    """Small numbers of ranks that are like `size`: what halving it again and again leads to.
+
+    Their binary digits begin as those of `size`, and they are powers of two only where it is one. `even`
+    leaves no odd ones.
+
+    >>> alike(65536), alike(96), alike(65), alike(127), alike(100), alike(100, even=True)
+    ([4, 8, 16, 32], [6, 12, 24], [5, 9, 17], [7, 15, 31], [6, 12, 25], [6, 12, 24])
+    """
+    found = set()
+    shrunk = size // 2
+    while shrunk >= 4:
+        small = shrunk & ~1 if even else shrunk
+        if small & (small - 1) == 0 and size & (size - 1):
+            small += 1 + even
+        if small <= SMALL:
+            found.add(small)
+        shrunk //= 2
+    return sorted(found)
+
+
+def scattered(size: int) -> list[int]:
+    """Small numbers of ranks of the parity of `size` (or powers of two) that are far from a geometric series.
+
+    >>> scattered(64), scattered(96), scattered(97)
+    ([4, 8, 16, 32], [6, 10, 14, 18, 26], [5, 7, 11, 17, 27])
+    """
+    if size & (size - 1) == 0:
+        return [4, 8, 16, 32]
+    return [6, 10, 14, 18, 26] if size % 2 == 0 else [5, 7, 11, 17, 27]
+
+
+def _per_node(nodes: Sequence[int]) -> int | None:
+    """Ranks per node, if nodes are equally large runs of ranks."""
+    each = next((rank for rank, node in enumerate(nodes) if node != nodes[0]), len(nodes))
+    return each if all(node - nodes[0] == rank // each for rank, node in enumerate(nodes)) else None
+
+
+def _small_cases(size: int, params: Params) -> tuple[list[int], list[list[int]], list[int]] | None:
+    """Small P that are far apart; two families of those that are like `size`; and some with a fold."""
+    nodes = params.get("nodes")
+    if nodes is not None:
+        each = _per_node(nodes)
+        if each is None or size % each:
+            return None
+        count, most = size // each, min(SMALL, SMALL_OVER_NODES // each)
+        families = scattered(count), [2] * (count & (count - 1) == 0) + alike(count)
+        far, near = ([each * n for n in family if n <= most] for family in families)
+        return far if len(far) > 2 else [], [near], []
+    near = alike(size)
+    folded = [p + 2 - p % 2 for p in near] if size & (size - 1) else []
+    return scattered(size), [near, alike(size, even=True)], folded
+
+
+def _unseen(algorithm: Algorithm, size: int, params: Params) -> list[int] | None:
+    """Two numbers of ranks that no law has seen, larger than those and like `size`; none for powers of two.
+
+    Those are as regular as they look. Of other numbers every binary digit may matter, and for a radix of four
+    whether there is an odd number of them. None if the algorithm does not serve such numbers.
+    """
+    nodes = params.get("nodes")
+    each = 1 if nodes is None else _per_node(nodes) or 1
+    units, least = size // each, min(SMALL, SMALL_OVER_NODES // each)
+    if units & (units - 1) == 0:
+        return []
+    found = []
+    for most in (2 * least, 4 * least):
+        like = units >> max(0, (units - 1).bit_length() - most.bit_length() + 1)
+        tries = [each * (p + (1 + even) * (p & (p - 1) == 0)) for even in (0, 1) for p in [like & ~even]]
+        served = [p for p in tries if not algorithm.refusal(p, at_size(p, params))]
+        if not served:
+            return None
+        found.append(served[0])
+    return found
+
+
+def by_law(algorithm: Algorithm, size: int, params: Params) -> tuple[Run, ...] | None:
+    """The steps by the first law that holds at small P and, but for powers of two, at unseen ones."""
+    unseen = _unseen(algorithm, size, params)
+    if unseen is None:
+        return None
+    right = {p: exact(algorithm, p, frozen(at_size(p, params))) for p in unseen}
+    if size in right:
+        return right[size]
+    for law in _laws(algorithm, size, params):
+        if all(law(p) == steps for p, steps in right.items()) and (found := law(size)):
+            return found
+    return None
+
+
+def unbent(params: Params, least: int) -> bool:
+    """Whether no limit, such as alltoall's throttle, is reached by more than `least` ranks only.
+
+    It would bend every line through smaller numbers.
+    """
+    return not any(
+        isinstance(v, int) and v >= least for k, v in params.items() if k not in ("segments", "root")
+    )
+
+
+def _laws(algorithm: Algorithm, size: int, params: Params) -> Iterator[Law]:
+    """Functions from P to steps that hold at small P like `size`."""
+    cases = _small_cases(size, params)
+    if cases is None:
+        return
+    far, families, folded = cases
+    straight = unbent(params, min((*far, 4)))
+    if far and straight and (known := _known(algorithm, far, params)):
+        yield partial(linear, known)
+    near = next((known for family in families if (known := _known(algorithm, family, params))), None)
+    if not near:
+        return
+    for least in list(near)[:-2] if straight else ():  # the smallest trees may lack what all larger ones have
+        some = {p: v for p, v in near.items() if p >= least}
+        yield partial(linear, some, x=int.bit_length)
+    if straight:
+        yield partial(grown, near)
+    # What depends on whether there is a fold must be right with one, too.
+    known = {**near, **(_known(algorithm, folded, params) or {})}
+    for ranks in _CANDIDATES:
+        law = partial(_by_ranks, algorithm, params, ranks)
+        if all(law(p) == steps for p, steps in known.items()):
+            yield law
+
+
+def at_size(small: int, params: Params) -> dict[str, Any]:
+    """The parameters of a smaller case: a root that is there, and the first of the nodes."""
+    fitted = dict(params)
+    if fitted.get("root"):
+        fitted["root"] = fitted["root"] % small
+    if fitted.get("nodes") is not None:
+        fitted["nodes"] = tuple(fitted["nodes"][:small])
+    return fitted
+
+
+def _known(algorithm: Algorithm, sizes: Iterable[int], params: Params) -> dict[int, tuple[Run, ...]] | None:
+    """The exact steps for small numbers of ranks; None if one of them is not served."""
+    found = {}
+    for small in sizes:
+        fitted = at_size(small, params)
+        if algorithm.refusal(small, fitted):
+            return None
+        found[small] = exact(algorithm, small, frozen(fitted))
+    return found
+
+
+def _twins(size: int) -> list[int]:
+    """The powers of two, and as far from the middle: left spines of trees over all, or over either half."""
+    powers = [1 << bit for bit in range(size.bit_length()) if 1 << bit < size]
+    return [0, *powers, *(size // 2 + power for power in powers if power < size - size // 2)]
+
+
+#: Ranks, counted from the root, among whose rounds may be all the steps.
+_CANDIDATES: tuple[Callable[[int], list[int]], ...] = (
+    lambda size: [0],
+    lambda size: [1],
+    lambda size: [0, 1],
+    lambda size: [1, -1],
+    lambda size: [0, -1],
+    lambda size: [0, 1, -1],
+    _twins,
+)
+
+
+def _by_ranks(
+    algorithm: Algorithm, params: Params, ranks: Callable[[int], list[int]], size: int
+) -> tuple[Run, ...]:
+    """The steps of a few ranks; at numbers that are smaller than that of `params`, those are fitted."""
+    fitted = at_size(size, params)
+    root = fitted.get("root", 0)
+    return of_ranks(algorithm, size, fitted, [(root + rank) % size for rank in ranks(size)])
