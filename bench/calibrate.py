@@ -37,8 +37,7 @@ from mpicoll.errors import ArgumentError
 from mpicoll.registry import Params, algorithm, unregister
 from mpicoll.schedule import Recv, Round, Schedule, Send, Side, Window
 
-_FEW, _MANY     facts |= {"oversubscribed": world.oversubscribed, "thread_level": world.thread_level}
-|= {"oversubscribed": world.oversubscribed, "thread_level": world.thread_level}
+_FEW, _MANY = 2, 6
 _BUDGET = 0.12  # seconds for each pattern and size
 _PATTERNS = ("one_way", "exchange", "combine", "burst")
 _BURST = 5  # messages in a round
@@ -228,8 +227,8 @@ def _times(pair: Any, calls: list[Callable[[], Any]], barrier: Callable[[], Any]
 # -- from rows to a machine --------------------------------------------------------------------------------
 
 
-def machine_from(rows: list[Row], name: str, **where: str) -> tuple[Machine, list[Row]]:
-    """The machine that the rows say, and the rows with what it says of them; `where`: its `host` and `cpu`.
+def machine_from(rows: list[Row], name: str, host: str = "", cpu: str = "") -> tuple[Machine, list[Row]]:
+    """The machine that the rows say, and the rows with what it says of them; `host` and `cpu`: its.
 
     Raises `ArgumentError` if a pattern is missing.
     """
@@ -249,7 +248,7 @@ def machine_from(rows: list[Row], name: str, **where: str) -> tuple[Machine, lis
     call = statistics.median([max(0.0, r["call"]) for r in rows if r["bytes"] <= 4096])
     machine = Machine(
         curves["one_way"], curves["exchange"], next(iter(combines.values())), gap, call,
-        overlap=False, name=name, combines=tuple(combines.items()), **where,
+        overlap=False, name=name, combines=tuple(combines.items()), host=host, cpu=cpu,
     )  # fmt: skip
 
     def model(row: Row) -> float:
@@ -268,7 +267,7 @@ def _report(world: World, rows: list[Row], peer: int, args: argparse.Namespace) 
     cpu = world.machine.get("cpu_model") or ""
     found, told = machine_from(rows, name, host=world.hosts[0], cpu=cpu)
     replace_file(args.output / "machine.json", found.to_json() + "\n")
-    facts = {"mpi": world.library, "machine": world.machine, "hosts": world.hosts}
+    facts: Row = {"mpi": world.library, "machine": world.machine, "hosts": world.hosts}
     facts |= {"oversubscribed": world.oversubscribed, "thread_level": world.thread_level}
     write_json(args.output / "calibration.json", facts)
     text = io.StringIO()

@@ -42,6 +42,9 @@ class Curve:
     def __post_init__(self) -> None:
         if not self.pieces or self.pieces[0][0] != 0 or any(b[0] <= a[0] for a, b in pairwise(self.pieces)):
             raise ArgumentError(f"the pieces of a curve begin at 0 B and go up, not {self.pieces}")
+        # As a file says them, so that equal curves have equal texts.
+        exact = tuple((float(start), float(seconds), float(slope)) for start, seconds, slope in self.pieces)
+        object.__setattr__(self, "pieces", exact)
 
     def at(self, nbytes: float) -> tuple[float, float]:
         """The constant and the slope that hold for a size."""

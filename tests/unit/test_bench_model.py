@@ -135,10 +135,10 @@ def test_machine_is_found_again_from_rows_it_made() -> None:
 
 def test_residuals_are_what_the_model_says_too_much() -> None:
     patterns = ("one_way", "exchange", "combine")
-    rows = [_measured(pattern, n, 1e-6) for pattern in patterns for n in (8, 64, 512)]
-    rows[1]["round"] = 0.5e-6  # half of what the line says
+    rows = [_measured(pattern, n, 1e-6) for pattern in patterns for n in (8 * 4**k for k in range(9))]
+    rows[4]["round"] = 0.5e-6
     _, told = machine_from([*rows, _measured("burst", 8, 1e-6)], "made")
-    assert told[1]["residual"] > 0.5
+    assert told[4]["residual"] == pytest.approx(told[4]["model"] / 0.5e-6 - 1)
     assert told[-1]["residual"] is None
 
 

@@ -59,7 +59,7 @@ def test_a_law_gives_the_steps_of_all_ranks(algorithm: Algorithm, regular: bool)
         return
     resolved = dict(algorithm.resolve(size, params))
     if not regular and (
-        algorithm.blocks(size, resolved) > 5_000 or not has_rounds(algorithm, size, resolved, 5_000)
+        algorithm.blocks(size, resolved) > 3_000 or not has_rounds(algorithm, size, resolved, 3_000)
     ):
         return  # rings and chains, whose laws are lines; and what would take long
     lawful = by_law(algorithm, size, resolved)
