@@ -7,8 +7,6 @@ treated likewise: the lengths of their runs grow linearly with the number of seg
 
 from __future__ import annotations
 
-from itertools import islice
-
 from .errors import Unsupported
 from .laws import SMALL, SMALL_OVER_NODES, by_law, linear
 from .loads import Frozen, Params, Run, exact, frozen, kept
@@ -72,10 +70,18 @@ def _of_size(algorithm: Algorithm, size: int, key: Frozen) -> tuple[Run, ...]:
 
 
 def has_rounds(algorithm: Algorithm, size: int, params: Params, most: int) -> bool:
-    """Whether all ranks together have up to about `most` rounds, judging by two of them."""
+    """Whether all ranks together have up to about `most` rounds, judging by two of them.
+
+    A round of several messages counts as that many.
+    """
     each, root = most // size, params.get("root", 0)
-    schedules = (algorithm.schedule((root + rank) % size, size, params) for rank in range(min(2, size)))
-    return each > 0 and all(sum(1 for _ in islice(rounds, each + 1)) <= each for rounds in schedules)
+    for rank in range(min(2, size)):
+        left = each
+        for one in algorithm.schedule((root + rank) % size, size, params):
+            left -= max(1, len(one.sends), len(one.recvs))
+            if left < 0:
+                return False
+    return each > 0
 
 
 def _longer(algorithm: Algorithm, size: int, params: Params) -> tuple[Run, ...] | None:
