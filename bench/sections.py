@@ -43,6 +43,7 @@ SECTIONS: tuple[str, ...] = (
     "mpicoll.bench.trust:section",
     "mpicoll.bench.panels:section",
     "mpicoll.bench.overview:topology",
+    "mpicoll.bench.links:section",
     "mpicoll.bench.calibrated:section",
     "mpicoll.bench.prediction:section",
     "mpicoll.bench.stage_panel:section",

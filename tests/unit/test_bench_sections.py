@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mpicoll.bench import cli, frame, guidelines, overview, stats, trust
+from mpicoll.bench import cli, frame, guidelines, links, overview, stats, trust
 from mpicoll.bench.sections import Loaded, Section, Table
 from mpicoll.cost import uniform
 from synthetic import HAZARD, launch, write_result
@@ -166,3 +166,17 @@ def test_what_was_calibrated_is_told_from_what_was_fitted(tmp_path, capsys):
     words = f"mine.json (digest {machine.digest}): MPI of the calibration, on host box with Test CPU."
     assert words in by_calibration
     assert "these results (no calibration)" in fitted
+
+
+def test_what_links_cost_is_shown_for_every_calibration_beside_the_results(tmp_path):
+    result = write_result(tmp_path / "r", {"builtin": {4: 1e-6}, "ring": {4: 1e-6}})
+    assert links.section(loaded(tmp_path)) is None
+    for level, alpha, beta in (("net", 7.5e-6, 8e-9), ("node", 1e-6, 1e-10)):
+        folder = result / f"calibration-{level}"
+        folder.mkdir()
+        (folder / "machine.json").write_text(uniform(alpha, beta, name=f"X, {level}").to_json())
+    (table,) = links.section(loaded(tmp_path)).tables
+    assert [row[:4] for row in table.rows] == [
+        ("calibration-net", "X, net", "7.51 µs", "0.125 GB/s"),
+        ("calibration-node", "X, node", "1 µs", "10 GB/s"),
+    ]
