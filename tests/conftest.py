@@ -23,7 +23,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Append this session's counts and the reasons of its skips to the file MPICOLL_TEST_RECORD."""
     record = os.environ.get("MPICOLL_TEST_RECORD")
-    if not record:
+    if not record or hasattr(terminalreporter.config, "workerinput"):  # what a worker ran is its controller's
         return
     stats = terminalreporter.stats
     line = {
