@@ -20,7 +20,7 @@ import pandas as pd
 from mpicoll.bench import figures_model, stats
 from mpicoll.bench.frame import Results
 from mpicoll.bench.panels import grave_hazards, panel_title, place_names
-from mpicoll.bench.prediction import case_of
+from mpicoll.bench.prediction import LARGE, case_of
 from mpicoll.bench.sections import Loaded, Section, Table
 from mpicoll.bench.sizes import format_seconds
 from mpicoll.collectives import collective
@@ -30,7 +30,6 @@ from mpicoll.errors import ArgumentError, MpicollError
 COLUMNS = ("model_seconds", "bound_seconds", "residual")
 VARIABLE = "MPICOLL_CALIBRATION"
 _BESIDE = ("machine.json", "calibration/machine.json")
-LARGE = 64 << 10
 
 
 class Calibration(NamedTuple):

@@ -13,10 +13,10 @@ _LARGE = 16 << 20  # bytes, where a rate is that of the last byte
 
 
 def beside(data: Loaded) -> Iterator[tuple[Path, Machine]]:
-    """The calibrations in folders `calibration*` of the results, and of the directories that were named."""
+    """The calibrations in the results and in the directories that were named, or in their `calibration*`."""
     folders = dict.fromkeys([*map(Path, data.given), *map(Path, data.runs)])
     for folder in folders:
-        for path in sorted(folder.glob("calibration*/machine.json")):
+        for path in (*folder.glob("machine.json"), *sorted(folder.glob("calibration*/machine.json"))):
             yield path, Machine.read(path)
 
 

@@ -6,7 +6,7 @@ import functools
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import altair as alt
 import jinja2
@@ -23,13 +23,13 @@ VEGA_LITE = ".".join(alt.SCHEMA_VERSION.lstrip("v").split(".")[:2])  # the versi
 _MARKED = ("faster", "slower", "kept", "VIOLATED", "grave")  # cells that are given a colour
 
 
-def write(path: Path, data: Loaded, sections: list[Section]) -> None:
-    """Render the page."""
+def write(path: Path, data: Loaded, sections: list[Section], charts: list[Drawn]) -> None:
+    """Render the page, given the charts of its sections (`drawn`)."""
     loader = jinja2.FileSystemLoader(_TEMPLATES)
     environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined,
                                      trim_blocks=True, lstrip_blocks=True)  # fmt: skip
     environment.filters |= {"time": time_of, "text": text_of}
-    specs, datasets = specifications(sections)
+    specs, datasets = specifications(charts)
     samples, note = samples_grid(data.samples)
     scripts = {"specs": specs, "datasets": datasets, "samples-data": samples}
     scripts["summary-data"] = summary_grid(data.summary)
@@ -49,33 +49,44 @@ def write(path: Path, data: Loaded, sections: list[Section]) -> None:
     replace_file(path, text)
 
 
-def specifications(sections: list[Section]) -> tuple[dict[str, Any], dict[str, Any]]:
+def specifications(charts: list[Drawn]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The charts by the id of their place in the page, and the data sets that they share, by name."""
     specs: dict[str, Any] = {}
     datasets: dict[str, Any] = {}
-    for part in (part for section in sections for part in section.walk()):
-        for name, chart in part.charts.items():
-            spec = specification(chart)
-            own = spec.pop("datasets", {})
-            spec["usermeta"] = {**spec.get("usermeta", {}), "datasets": list(own)}
-            datasets |= {key: [_without_nan(row) for row in rows] for key, rows in own.items()}
-            specs[f"{part.slug}-{name}"] = spec
+    for one in charts:
+        own = one.spec.get("datasets", {})
+        spec = {key: value for key, value in one.spec.items() if key != "datasets"}
+        spec["usermeta"] = {**spec.get("usermeta", {}), "datasets": list(own)}
+        datasets |= {key: [_without_nan(row) for row in rows] for key, rows in own.items()}
+        specs[f"{one.place}-{one.name}"] = spec
     return specs, datasets
 
 
-def specification(chart: Any) -> dict[str, Any]:
-    """A chart as Vega-Lite, with however many rows."""
+class Drawn(NamedTuple):
+    """A chart as Vega-Lite, its name, and the address of the part that it is in."""
+
+    place: str
+    name: str
+    spec: dict[str, Any]
+
+
+def drawn(sections: list[Section]) -> list[Drawn]:
+    """All charts, with however many rows. Altair checks each against its schema, which takes a while."""
     with alt.data_transformers.enable("default", max_rows=None):
-        return dict(chart.to_dict())
+        return [
+            Drawn(part.slug, name, chart.to_dict())
+            for section in sections
+            for part in section.walk()
+            for name, chart in part.charts.items()
+        ]
 
 
-def write_figures(section: Section, folder: Path) -> None:
-    """Each chart of a section and its parts as SVG, and that as PNG."""
-    for part in section.walk():
-        for name, chart in part.charts.items():
-            svg = vl_convert.vegalite_to_svg(specification(chart), VEGA_LITE)
-            replace_file(folder / f"{name}-{part.slug}.svg", svg)
-            replace_file(folder / f"{name}-{part.slug}.png", vl_convert.svg_to_png(svg, scale=2))
+def write_figures(charts: list[Drawn], folder: Path) -> None:
+    """Each chart as SVG, and that as PNG."""
+    for one in charts:
+        svg = vl_convert.vegalite_to_svg(one.spec, VEGA_LITE)
+        replace_file(folder / f"{one.name}-{one.place}.svg", svg)
+        replace_file(folder / f"{one.name}-{one.place}.png", vl_convert.svg_to_png(svg, scale=2))
 
 
 def _without_nan(row: dict[str, Any]) -> dict[str, Any]:

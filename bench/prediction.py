@@ -25,6 +25,8 @@ from mpicoll.registry import Algorithm, get
 from mpicoll.steps import steps
 
 TITLE = "Model fitted to these results"
+#: Errors of a model are told apart below and from so many bytes on.
+LARGE = 64 << 10
 KNOTS = (512.0, 8192.0, 131072.0, 2097152.0)  # where curves may bend [B]
 _HUBER = 0.15
 _ROUNDS = 30  # of reweighting
@@ -141,7 +143,7 @@ def predict(summary: pd.DataFrame) -> pd.DataFrame:
 def errors(rows: pd.DataFrame) -> pd.DataFrame:
     """Median absolute residual of held-out rows, per environment and collective, below and from 64 KiB on."""
     held: Any = rows[rows["held_out"]].copy()
-    held["error"], held["large"] = held["fitted_residual"].abs(), held["msg_bytes"] >= 1 << 16
+    held["error"], held["large"] = held["fitted_residual"].abs(), held["msg_bytes"] >= LARGE
     return held.groupby(["environment", "collective", "large"])["error"].agg(["median", "size"]).reset_index()
 
 

@@ -76,10 +76,10 @@ def run(args: argparse.Namespace) -> int:
         output / "summary.csv", summary.to_csv(index=False, float_format="%.6g", lineterminator="\n")
     )
     sections = make_all(data)
+    charts = page.drawn(sections)
     if args.figures:
-        for section in sections:
-            page.write_figures(section, output / "figures")
-    page.write(output / "report.html", data, sections)
+        page.write_figures(charts, output / "figures")
+    page.write(output / "report.html", data, sections, charts)
     print(as_text(sections))
     written = [output / name for name in ("report.html", "summary.csv", *(["figures"] * args.figures))]
     print(f"\nwrote {', '.join(map(str, written))}")

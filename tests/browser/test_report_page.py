@@ -34,7 +34,8 @@ def write_report(folder: Path) -> Path:
     write_result(folder / "c", BCAST, launches=6, iterations=10, collective="bcast", op=None)
     results = frame.load([folder])
     data = Loaded(results, stats.summarise(results.samples), (folder,))
-    page.write(folder / "report.html", data, make_all(data))
+    sections = make_all(data)
+    page.write(folder / "report.html", data, sections, page.drawn(sections))
     return folder / "report.html"
 
 
