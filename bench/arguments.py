@@ -1,17 +1,16 @@
-"""What verbs read from a command line: numbers of ranks, node maps, parameters, files with algorithms."""
+"""What verbs read from a command line: numbers of ranks, node maps, parameters."""
 
 from __future__ import annotations
 
 import argparse
 import ast
-import runpy
 import sys
 from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Any
 
 from mpicoll.collectives import collective as find_collective
-from mpicoll.errors import ArgumentError, MpicollError
+from mpicoll.errors import ArgumentError
 from mpicoll.registry import Algorithm, algorithms, get
 
 MOST_RANKS = 1 << 20  # more are a slip of the finger
@@ -31,29 +30,6 @@ def usage(handler: Handler) -> Handler:
             return 2
 
     return guarded
-
-
-def add_load(parser: argparse.ArgumentParser) -> None:
-    """Add the flag ``--load``."""
-    parser.add_argument(
-        "--load", action="append", default=[], metavar="FILE.py", help="run a file that registers algorithms"
-    )
-
-
-def load(paths: Iterable[str]) -> None:
-    """Run users' files for the algorithms that they register.
-
-    Raises `ArgumentError` for a file that cannot be read or run.
-    """
-    for path in paths:
-        try:
-            runpy.run_path(path)
-        except MpicollError:
-            raise
-        except OSError as error:
-            raise ArgumentError(f"cannot read {path}: {error.strerror}") from None
-        except Exception as error:
-            raise ArgumentError(f"{path}: {type(error).__name__}: {error}") from error
 
 
 def parse_ranks(text: str) -> list[int]:

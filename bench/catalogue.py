@@ -14,8 +14,9 @@ from fractions import Fraction
 from typing import Any
 
 import mpicoll.algorithms  # noqa: F401  (importing registers them)
-from mpicoll.bench.arguments import add_load, chosen, load, parse_nodes, parse_ranks, usage
+from mpicoll.bench.arguments import chosen, parse_nodes, parse_ranks, usage
 from mpicoll.bench.libraries import libraries_text
+from mpicoll.bench.loading import add_load, load
 from mpicoll.cases import cases
 from mpicoll.collectives import COLLECTIVES, Collective
 from mpicoll.draw import draw

@@ -14,7 +14,7 @@ from mpicoll.locality import parse_cpus
 from mpicoll.topology import Topology
 
 #: What a campaign varies on purpose. All else in a run's identity must be equal for its results to be pooled.
-FACTORS = ("spec", "ranks", "nodes", "ppn", "placement", "calibration")
+FACTORS = ("spec", "ranks", "nodes", "ppn", "placement", "calibration", "loaded")
 _NAMES = {
     "cpu_model": "CPU", "architecture": "architecture", "logical_cpus": "logical CPUs",
     "physical_cores": "cores", "mpi": "MPI library", "thread_level": "thread level", "commit": "commit",

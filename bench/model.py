@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import mpicoll.algorithms  # noqa: F401  (importing registers them)
-from mpicoll.bench.arguments import add_load, chosen, load, parse_ranks, usage
+from mpicoll.bench.arguments import chosen, parse_ranks, usage
 from mpicoll.bench.export import goal, msccl
+from mpicoll.bench.loading import add_load, load
 from mpicoll.bench.quantities import parse_rate, parse_time
 from mpicoll.bench.sizes import format_bytes, format_seconds, parse_sizes
 from mpicoll.cost import NOMINAL, Cost, Machine, bound, cost, faster, straight, uniform

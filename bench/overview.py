@@ -22,7 +22,8 @@ def section(data: Loaded) -> Section | None:
     launches = data.samples[["source", "launch"]].drop_duplicates()
     words = [
         f"{len(launches)} launch{'es' if len(launches) != 1 else ''}, {len(data.samples)} samples of "
-        f"{data.samples['contender'].nunique()} contenders in {len(table)} cases."
+        f"{data.samples['contender'].nunique()} contenders in {len(table)} cases.",
+        *data.loading.words,
     ]
     compared = table[table["verdict"].notna()]
     if len(compared):

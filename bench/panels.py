@@ -42,8 +42,10 @@ def _panel(data: Loaded, key: dict[str, Any], panel: pd.DataFrame, names: dict[s
     }
     if len(figures.drawable(panel)):
         charts["distribution"] = figures.distribution(_samples(data, key), panel, heading)
-    words = [*grave_hazards(data, key), *in_words(table)]
-    return Section(heading, words, charts, [winner_table(table)], folded=True)
+    named = named_algorithms(data, panel)
+    words = [*grave_hazards(data, key), *in_words(table), *_own_in_words(data, panel)]
+    tables = [winner_table(table), *([ratio_table(panel, named)] if len(named) > 1 else [])]
+    return Section(heading, words, charts, tables, folded=True)
 
 
 def _samples(data: Loaded, key: dict[str, Any]) -> pd.DataFrame:
@@ -137,3 +139,57 @@ def winner_table(table: pd.DataFrame) -> Table:
     ]  # fmt: skip
     return Table("Ratio: the best own algorithm's time over that of MPI's own call, below 1 is faster.",
                  columns, rows)  # fmt: skip
+
+
+# -- what a user asked for, the best or not ----------------------------------------------------------------
+
+
+def _is_own(data: Loaded, collective_name: Any, algorithm: Any) -> bool:
+    return f"{collective_name}/{algorithm}" in data.loading.own
+
+
+def named_algorithms(data: Loaded, panel: pd.DataFrame) -> list[str]:
+    """The contenders that ``--algorithms`` named one by one, those of users' files first; not the builtin."""
+    asked = {
+        name: None
+        for source in data.runs
+        for name in data.runs[source]["identity"].get("spec", {}).get("algorithms", ())
+    }
+    who = panel[panel["requested"].isin(asked) & panel["contender"].ne(stats.BASELINE)]
+    found = who.drop_duplicates("contender")[["contender", "requested", "collective", "algorithm"]]
+    order = list(asked)
+    rows = sorted(
+        found.itertuples(index=False),
+        key=lambda one: (not _is_own(data, one.collective, one.algorithm), order.index(one.requested)),
+    )
+    return [str(one.contender) for one in rows]
+
+
+def _own_in_words(data: Loaded, panel: pd.DataFrame) -> list[str]:
+    """How an algorithm of a user's file did, whether it is the best or not."""
+    words = []
+    for contender, rows in panel.groupby("contender", sort=False):
+        known = rows[rows["ratio"].notna()]
+        if known.empty or not _is_own(data, known["collective"].iloc[0], known["algorithm"].iloc[0]):
+            continue
+        words.append(
+            f"{contender}: {known['ratio'].min():.2f} to {known['ratio'].max():.2f} of the builtin's time; "
+            f"the quickest own algorithm at {int(known['best_own'].sum())} of {len(known)} sizes."
+        )
+    return words
+
+
+def ratio_table(panel: pd.DataFrame, named: list[str]) -> Table:
+    """The ratio of each of some contenders at each size; "?" marks what is not decided."""
+    rows = []
+    for _, cell in panel.groupby("msg_bytes", sort=True):
+        by = {row["contender"]: row for row in cell.to_dict("records")}
+        rows.append((cell["size"].iloc[0], *(_ratio_cell(by.get(name)) for name in named)))
+    caption = "Ratio to MPI's own call of each algorithm that was named, and its 95 % interval; ?: undecided."
+    return Table(caption, ("size", *named), rows)
+
+
+def _ratio_cell(row: dict[Any, Any] | None) -> str | None:
+    if row is None or missing(row.get("ratio")):
+        return None
+    return f"{number_of(row['ratio'])}{'?' * (row['verdict'] == 'undecided')} ({interval_of(row)})"

@@ -106,20 +106,30 @@ def solve(matrix: np.ndarray, seconds: np.ndarray) -> np.ndarray:
     return found
 
 
-def predict(summary: pd.DataFrame) -> pd.DataFrame:
+def _features_of(row: Any, lost: dict[str, str]) -> np.ndarray | None:
+    """The terms of a row; None, and why under the contender's name in `lost`, if there is no model of it."""
+    try:
+        return row_features(row.to_dict())
+    except MpicollError as error:  # an algorithm of a file that is not loaded here
+        why, unknown, _ = str(error).partition("; it has:")
+        lost.setdefault(str(row["contender"]), why + (" (--load FILE.py brings one)" if unknown else ""))
+        return None
+
+
+def predict(summary: pd.DataFrame, lost: dict[str, str] | None = None) -> pd.DataFrame:
     """The rows that can be predicted, with the word on each of a machine that was fitted to some of them.
 
     Columns: `fitted_seconds`, `fitted_residual` (fitted/measured − 1) and `held_out`. Held out is every
     second size, and the largest number of ranks where there are several. What is not held out was fitted.
+    Of which contenders there is no model, and why, goes into `lost`.
     """
+    lost = {} if lost is None else lost
     # Imported results do not say whether ranks shared cores: only what is known not to be is predicted.
     own_cores = summary["oversubscribed"].eq(False).fillna(False).astype(bool)
     good = summary[(summary["status"] == "ok") & summary["median"].notna() & own_cores]
     told = []
     for _, group in good.groupby(GROUP, dropna=False, sort=False):
-        kept = [
-            (index, f) for index, row in group.iterrows() if (f := row_features(row.to_dict())) is not None
-        ]
+        kept = [(index, f) for index, row in group.iterrows() if (f := _features_of(row, lost)) is not None]
         if not kept:
             continue
         rows = group[group.index.isin([index for index, _ in kept])].copy()
@@ -165,18 +175,18 @@ def winners(rows: pd.DataFrame) -> tuple[int, int]:
 
 def section(data: Loaded) -> Section | None:
     """The section of a report: how well the model predicts sizes that it has not seen, per algorithm."""
-    try:
-        rows = predict(data.summary)
-    except MpicollError as error:  # an algorithm of a file that is not loaded here
-        return Section(TITLE, [f"No prediction: {error}."])
+    lost: dict[str, str] = {}
+    rows = predict(data.summary, lost)
+    unknown = [f"There is no model of {contender}: {why}." for contender, why in lost.items()]
     if rows.empty or not rows["held_out"].any():
-        return None
+        return Section(TITLE, unknown) if unknown else None
     per_kind, (right, cases) = errors(rows), winners(rows)
     held = rows[rows["held_out"]]
     words = [
         "A machine fitted to every second size of these results (no calibration) predicts the sizes between: "
         f"median error {held['fitted_residual'].abs().median():.0%} over {len(held)} rows.",
         f"The algorithm predicted to win wins or ties in {right} of {cases} cases.",
+        *unknown,
     ]
     held = held.assign(error=held["fitted_residual"].abs())
     by_algorithm = held.groupby(["collective", "contender"])["error"]

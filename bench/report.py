@@ -10,7 +10,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from mpicoll.bench import formats
+from mpicoll.bench import formats, loading
 from mpicoll.bench.records import replace_file
 from mpicoll.bench.sections import Loaded, Section, Table, make_all
 from mpicoll.errors import ArgumentError, MpicollError
@@ -48,6 +48,10 @@ def add_parser(verbs: Any) -> None:
         help="machine of `mpicoll calibrate` for the columns model_seconds, bound_seconds and residual "
         "(MPICOLL_CALIBRATION, else a machine.json beside the results)",
     )
+    loading.add_load(parser, " (those that the sweep loaded, if they are where they were and unchanged)")
+    parser.add_argument(
+        "--no-load", action="store_true", help="run no file that the sweep loaded: results of a stranger"
+    )
     parser.set_defaults(func=run)
 
 
@@ -67,11 +71,12 @@ def run(args: argparse.Namespace) -> int:
     results = frame.load(args.directories, across=args.across)
     output = args.output or args.directories[0]
     output.mkdir(parents=True, exist_ok=True)
+    users = loading.for_report(results.runs, args.load, again=not args.no_load)
     summary = stats.summarise(results.samples)
     known = calibrated.calibrations(args.calibration, args.directories, results)
     calibrated.add_columns(summary, {name: one.machine for name, one in known.items()})
     words = {name: one.words(results.environments[name]["cpu_model"]) for name, one in known.items()}
-    data = Loaded(results, summary, tuple(args.directories), words)
+    data = Loaded(results, summary, tuple(args.directories), words, users)
     replace_file(
         output / "summary.csv", summary.to_csv(index=False, float_format="%.6g", lineterminator="\n")
     )
@@ -92,7 +97,10 @@ def as_text(sections: list[Section]) -> str:
     for section in sections:
         for part in section.walk():
             if part.words or part.tables:
-                shown = [line for table in part.tables if not table.folded for line in table_lines(table)]
+                tables = [table for table in part.tables if not table.folded]
+                shown = [
+                    line for one in tables for line in ([one.caption] * (len(tables) > 1) + table_lines(one))
+                ]
                 lines += [part.title, *part.words, *shown, ""]
     return "\n".join(lines).rstrip()
 

@@ -32,6 +32,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
+from mpicoll.bench.loading import Loading
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -59,13 +61,14 @@ class Loaded:
     `summary` has one row per case and contender (`stats.summarise`); `results.samples` has the raw rows, with
     the columns `source` (run directory) and `launch` that together name a launch; `results.runs` maps a
     source to its `run.json`; `given` are the directories as the user named them; `calibrations` say in
-    words by which calibration an environment's times were modelled.
+    words by which calibration an environment's times were modelled; `loading` has what users' files added.
     """
 
     results: Results
     summary: pd.DataFrame
     given: tuple[Path, ...]
     calibrations: Mapping[str, str] = field(default_factory=dict)
+    loading: Loading = field(default_factory=Loading)
 
     @property
     def samples(self) -> pd.DataFrame:

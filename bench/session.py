@@ -6,7 +6,7 @@ import shlex
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from mpicoll.bench import formats
 from mpicoll.bench.cases import Case
 from mpicoll.bench.hazards import find_hazards
 from mpicoll.bench.info import calibration_facts, describe
+from mpicoll.bench.loading import Facts, digests
 from mpicoll.bench.measure import Bench, Measured
 from mpicoll.bench.overhead import measure_overheads
 from mpicoll.bench.planning import FINAL, History, Plan, Record, Step
@@ -40,9 +41,10 @@ class Session:
         *,
         resume: bool,
         form: str | None = None,
+        loaded: Sequence[Facts] = (),
     ):
         self.world, self.spec, self.stop, self.form = world, spec, stop, form
-        self.unnamed, self.resume = output is None, resume
+        self.unnamed, self.resume, self.loaded = output is None, resume, loaded
         self.started = time.monotonic()
         self.store: Store | None = None
         self.stages: StageFile | None = None
@@ -69,6 +71,7 @@ class Session:
         world = self.world
         facts = describe(world, self.native, find_hazards(world, self.native, self.spec.sync))
         facts["calibration"] = auto = calibration_facts()
+        facts["loaded"] = self.loaded
         identity = {
             **{
                 key: facts["machine"][key]
@@ -82,6 +85,7 @@ class Session:
             **{key: facts[key] for key in ("ranks", "nodes", "ppn")},
             "placement": world.topology.placement,
             "calibration": auto and auto["digest"],
+            "loaded": digests(self.loaded),
             "spec": self.spec.identity(),
         }
         store = Store(self.directory, resume=self.resume, each=self.record.add)

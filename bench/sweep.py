@@ -10,9 +10,9 @@ from typing import Any, NoReturn
 
 from mpicoll import registry
 from mpicoll.bench import formats, machine
-from mpicoll.bench.arguments import add_load, load
 from mpicoll.bench.cases import Case, buffer_bytes, expand
 from mpicoll.bench.contenders import own_algorithms
+from mpicoll.bench.loading import add_load, digests, load
 from mpicoll.bench.session import Session
 from mpicoll.bench.sizes import format_bytes
 from mpicoll.bench.spec import Contender, Spec, make_spec
@@ -142,18 +142,18 @@ def run(args: argparse.Namespace) -> int:
     # A user's file may import mpi4py.MPI, and whoever imports it first chooses the thread level.
     world = start(spec.thread_level)
     with world.together():
-        load(args.load)
+        loaded = load(args.load)
         cases = expand(spec, world.size)
         _require_room(world, spec, cases)
         contenders = {name: contenders_for(spec, name) for name in spec.collective}
         _check_contenders(spec, contenders)
-        _same_everywhere(world, (spec, cases, contenders))
+        _same_everywhere(world, (spec, cases, contenders, digests(loaded)))
     if world.first and world.size == 1:
         print(
             "mpicoll: a world of one rank communicates nothing; use mpirun -n P to measure", file=sys.stderr
         )
     with StopSignals() as stop:
-        session = Session(world, spec, args.output, stop, resume=args.resume, form=args.format)
+        session = Session(world, spec, args.output, stop, resume=args.resume, form=args.format, loaded=loaded)
         return session.run(cases, contenders)
 
 
@@ -209,7 +209,8 @@ def _same_everywhere(world: World, values: Any) -> None:
     for rank, text in enumerate(texts):
         if text != texts[0]:
             raise ArgumentError(
-                f"rank {rank} read another spec than rank 0: is SPEC.toml the same on all nodes?"
+                f"rank {rank} read another spec than rank 0: are SPEC.toml and what --load names the same "
+                "on all nodes?"
             )
 
 

@@ -19,7 +19,8 @@ from typing import Any
 
 import mpicoll.algorithms  # noqa: F401  (importing registers them)
 from mpicoll.bench import catalogue
-from mpicoll.bench.arguments import add_load, chosen, load, parse_nodes, parse_params, parse_ranks, usage
+from mpicoll.bench.arguments import chosen, parse_nodes, parse_params, parse_ranks, usage
+from mpicoll.bench.loading import add_load, load
 from mpicoll.bench.machine import affinity
 from mpicoll.cases import cases
 from mpicoll.draw import draw, draw_svg

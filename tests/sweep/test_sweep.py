@@ -175,6 +175,8 @@ def swap(rank, size, *, unused=1):
     assert sweep(2, tmp_path / "2", *SMALL, *options, *names).returncode == 0
     found = {(row["requested"], row["params"]) for row in samples(tmp_path / "2")}
     assert found == {("swap", "unused=1"), ("swap:unused=2", "unused=2"), ("builtin", "")}
+    (loaded,) = json.loads((tmp_path / "2" / "run.json").read_text())["launches"][0]["loaded"]
+    assert (loaded["file"], loaded["algorithms"]) == (str(options[1]), ["allreduce/swap"])
 
     assert sweep(3, tmp_path / "3", *SMALL, *options, *names).returncode == 0
     (row, *_) = [row for row in samples(tmp_path / "3") if row["requested"] == "swap"]

@@ -6,10 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mpicoll.bench import cli, frame, guidelines, links, overview, stats, trust
+from mpicoll.bench import cli, frame, guidelines, links, loading, overview, stats, trust
 from mpicoll.bench.sections import Loaded, Section, Table
 from mpicoll.cost import uniform
-from synthetic import HAZARD, launch, write_result
+from mpicoll.registry import unregister
+from synthetic import HAZARD, identity, launch, write_result
 
 
 def loaded(*directories: Path) -> Loaded:
@@ -180,3 +181,58 @@ def test_what_links_cost_is_shown_for_every_calibration_beside_the_results(tmp_p
         ("calibration-net", "X, net", "7.51 µs", "0.125 GB/s"),
         ("calibration-node", "X, node", "1 µs", "10 GB/s"),
     ]
+
+
+MINE = """
+from mpicoll import Side, Window, algorithm
+from mpicoll.schedule import exchange
+
+@algorithm("allreduce", blocks=lambda size, p: 1)
+def mine(rank, size):
+    "Two ranks exchange everything."
+    yield exchange(1 - rank, (Window(0),), (Window(0),), Side.LEFT if rank else Side.RIGHT)
+"""
+
+
+def test_a_report_shows_and_models_the_algorithm_of_the_file_that_the_sweep_loaded(tmp_path, capsys):
+    """It is slower than `ring`: it is shown all the same, first, and has a model if its file is there."""
+    path = tmp_path / "mine.py"
+    path.write_text(MINE)
+    facts = loading.load([str(path)])
+    unregister("allreduce", "mine")  # as in another process
+    sizes = [2**k for k in range(2, 22)]
+    times = {
+        name: {size: factor * (2e-6 + 1e-9 * size) for size in sizes}
+        for name, factor in (("builtin", 2), ("ring", 1), ("mine", 1.5), ("swing", 3))
+    }
+    asked = identity(spec={"algorithms": ["ring", "mine", "builtin"]}, loaded=loading.digests(facts))
+    run = {"identity": asked, "launches": [launch(loaded=facts)]}
+    result = str(write_result(tmp_path / "run", times, iterations=12, run=run))
+
+    def report(*flags):
+        assert cli.main(["report", result, "--no-figures", *flags]) == 0
+        unregister("allreduce", "mine")
+        return capsys.readouterr().out
+
+    text = report()
+    assert f"Loaded {path} (as the sweep did; it is unchanged): allreduce/mine." in text
+    assert re.search(
+        r"mine: 0\.\d+ to 0\.\d+ of the builtin's time; the quickest own algorithm at \d of 20", text
+    )
+    assert re.search(r"size +mine +ring\n +4 B +0\.7\d\? \(0\.\d+ to 0\.\d+\) +0\.[45]\d\? \(", text)
+    assert "There is no model" not in text
+
+    assert "(by --no-load)" in report("--no-load")
+    path.write_text(MINE + "# another version")
+    text = report()
+    assert f"Not loaded: {path} (it has changed since). There is no model of allreduce/mine" in text
+    assert "There is no model of mine: allreduce has no algorithm 'mine' (--load FILE.py brings one)." in text
+    assert re.search(
+        r"The algorithm predicted to win wins or ties in \d+ of 10 cases", text
+    )  # the others stay
+    assert f"Loaded {path} (by --load): allreduce/mine." in report("--load", str(path))
+
+    other = {**facts[0], "digest": "another"}
+    write_result(tmp_path / "other", times, iterations=12, run={**run, "launches": [launch(loaded=[other])]})
+    assert cli.main(["report", result, str(tmp_path / "other"), "-o", str(tmp_path / "both")]) == 2
+    assert "loaded two versions of" in capsys.readouterr().err
