@@ -8,6 +8,7 @@ from typing import Any
 
 from mpicoll.bench import machine
 from mpicoll.bench.world import World, launcher_problem
+from mpicoll.extension import FIX
 from mpicoll.locality import parse_cpus
 
 
@@ -120,11 +121,8 @@ def _thread_level(world: World) -> Hazard | None:
 def _engine(native: tuple[bool, str]) -> Hazard | None:
     if native[0]:
         return None
-    return Hazard(
-        f"no native engine: {native[1]}",
-        "about a microsecond more per round",
-        "pip install --force-reinstall --no-deps mpicoll (with a C compiler)",
-    )
+    what, _, fix = native[1].partition(FIX)
+    return Hazard(f"no native engine: {what}", "about a microsecond more per round", fix or "mpicoll info")
 
 
 def _load(world: World) -> Hazard | None:

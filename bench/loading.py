@@ -52,7 +52,7 @@ def load(paths: Iterable[str]) -> list[Facts]:
         except Exception as error:
             raise ArgumentError(f"{path}: {type(error).__name__}: {error}") from error
         new = [name for name in map(str, algorithms()) if name not in before]
-        loaded.append({"file": str(Path(path).resolve()), "digest": digest, "algorithms": new})
+        loaded.append({"file": str(Path(path).absolute()), "digest": digest, "algorithms": new})
     return loaded
 
 

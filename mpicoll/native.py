@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import sys
 import weakref
 from array import array
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from mpi4py import MPI
 
+from .extension import FIX, why_missing
 from .memory import Bound, Memory
 from .ops import Operation, local_reduction
 from .plan import Copy, Mark, Start, Wait
@@ -19,7 +22,7 @@ from .watch import Watch
 try:
     from . import _runner
 except ImportError as error:
-    _native_missing: str = f"mpicoll/_runner is not built ({error}); reinstall mpicoll with a C compiler"
+    _native_missing: str = why_missing(error, Path(__file__).parent, sys.path)
 else:
     _native_missing = ""
     # At exit the background thread must end before requests are freed (and MPI is finalized). Exit functions
@@ -31,13 +34,14 @@ START, WAIT, KERNEL_STEP, MPI_STEP, COPY, MARK = range(6)  # the steps, as in _r
 
 
 def native_status() -> tuple[bool, str]:
-    """Whether the native engine can run here, and if not, why."""
+    """Whether the native engine can run here, and if not, why, and what mends it (after `extension.FIX`)."""
     if _native_missing:
         return False, _native_missing
     try:
         _mpi_functions()
     except (OSError, AttributeError) as error:
-        return False, f"MPI's functions cannot be found in the library that mpi4py loaded: {error}"
+        why = f"MPI's functions cannot be found in the library that mpi4py loaded: {error}"
+        return False, f"{why}{FIX}build mpi4py against a shared library of your MPI"
     return True, "available"
 
 

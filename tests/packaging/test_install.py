@@ -175,3 +175,4 @@ def test_install_succeeds_without_a_compiler_and_info_says_so(how: list[str], tm
     assert "native engine" in text
     told = environment.run("python", "-c", "import mpicoll; print(mpicoll.native_status())")
     assert told.startswith("(False, ")
+    assert "without a working C compiler; fix: " in told

@@ -23,7 +23,7 @@ FLOORS = (
     ),
     ("agree", "device", "buffers", "ops", "locality", "topology", "plan", "waits", "staging"),
     ("lockstep", "calls"),
-    ("probe", "_runner", "watch", "memory", "native", "engine", "runner", "requests"),
+    ("probe", "_runner", "extension", "watch", "memory", "native", "engine", "runner", "requests"),
     ("select", "cache", "planner", "mesh", "comm", "buckets", "gradients", "overlap", "pytorch"),
     ("__init__",),
     ("bench",),
