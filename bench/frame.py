@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from mpicoll.bench import conditions
-from mpicoll.bench.overlap_record import FILE as OVERLAP
+from mpicoll.bench.overlap_file import FILE as OVERLAP
 from mpicoll.bench.sizes import format_bytes
 from mpicoll.bench.store import ADDED, COLUMNS, StoreError, whole_part
 

@@ -28,10 +28,11 @@ def steps(bars: pd.DataFrame, title: str) -> Any:
     return titled(chart + rules, title, "time of a step; lines: 95 % interval", height=30 * len(bars))
 
 
-def buckets(curve: pd.DataFrame, compute: float, best: tuple[int, int, int], title: str) -> Any:
-    """Steps by bucket size, with the recommended one and its interval."""
+def buckets(curve: pd.DataFrame, compute: float, best: tuple[int, int, int] | None, title: str) -> Any:
+    """Steps by bucket size, with the recommended one and its interval, if there is one."""
     colours = {
-        "overlapped": "#4269d0", "communication only": "#ff725c", "model": "#4269d0", "bound": "#8a8a8a",
+        "overlapped": "#4269d0", "communication only": "#ff725c", "model": "#97bbf5",
+        "model + CPU": "#4269d0", "bound": "#8a8a8a",
     }  # fmt: skip
     data = curve.assign(drawn=curve["mode"].isin(["overlapped", "communication only"]))
     colour = alt.Color("mode:N", scale=alt.Scale(domain=list(colours), range=list(colours.values())),
@@ -41,17 +42,22 @@ def buckets(curve: pd.DataFrame, compute: float, best: tuple[int, int, int], tit
     )
     base = alt.Chart(data).encode(x=axis_of_bytes(data, "bucket_bytes", "bucket size"), color=colour)
     y = alt.Y("ms:Q", title="ms a step", scale=alt.Scale(zero=True))
-    interval = pd.DataFrame([{"low": best[1], "high": best[2], "best": best[0]}])
-    shade = alt.Chart(interval).mark_rect(opacity=0.12, color="#3ca951").encode(x="low:Q", x2="high:Q")
-    mark = alt.Chart(interval).mark_rule(color="#3ca951", strokeWidth=2).encode(x="best:Q")
+    marks = []
+    if best is not None:
+        interval = pd.DataFrame([{"low": best[1], "high": best[2], "best": best[0]}])
+        marks = [
+            alt.Chart(interval).mark_rect(opacity=0.12, color="#3ca951").encode(x="low:Q", x2="high:Q"),
+            alt.Chart(interval).mark_rule(color="#3ca951", strokeWidth=2).encode(x="best:Q"),
+        ]
     floor = alt.Chart(pd.DataFrame([{"ms": compute}])).mark_rule(strokeDash=[2, 3]).encode(y="ms:Q")
     layers = [
-        shade, mark, floor,
+        *marks, floor,
         base.mark_line().encode(y=y, strokeDash=dashed),
         base.mark_rule().encode(y="low:Q", y2="high:Q"),
         base.transform_filter("datum.drawn").mark_point(filled=True, size=34).encode(y=y),
     ]  # fmt: skip
-    told = "green: recommended, and its 95 % interval; dotted: computing alone"
+    told = "dotted: computing alone"
+    told += "; green: recommended, and its 95 % interval" if best else "; no size is recommended"
     return titled(alt.layer(*layers), title, told)
 
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
+from mpicoll.bench.places import Span
+from mpicoll.bench.training import Network
 
-from mpicoll.bench.timing import clock
-from mpicoll.bench.training import Network, Span
-
-PER_TENSOR, BLOCKING, OVERLAPPED, COMPUTE, COMMUNICATE = (
-    "per tensor", "bucketed", "overlapped", "compute only", "communication only",
+PER_TENSOR, BLOCKING, OVERLAPPED, COMPUTE, COMMUNICATE, ASLEEP = (
+    "per tensor", "bucketed", "overlapped", "compute only", "communication only", "communication asleep",
 )  # fmt: skip
-EVERY = (COMPUTE, PER_TENSOR, BLOCKING, OVERLAPPED, COMMUNICATE)
+EVERY = (COMPUTE, PER_TENSOR, BLOCKING, OVERLAPPED, COMMUNICATE, ASLEEP)
 TRAINS = (PER_TENSOR, BLOCKING, OVERLAPPED)  # these end each step with the same parameters on all ranks
+_NAP = 1e-3  # seconds between two looks of a program that sleeps
 
 
 def _nothing(*_: Any) -> None:
@@ -29,7 +29,12 @@ class Mode:
 
     def __init__(self, name: str, network: Network) -> None:
         self.name, self.network = name, network
-        self.gradients = {key: np.zeros_like(array) for key, array in network.parameters.items()}
+        xp, place = network.place.xp, network.place
+        with place.stream():
+            self.gradients = {
+                key: xp.zeros(array.shape, array.dtype) for key, array in network.parameters.items()
+            }
+            place.finish()
         self.flights: list[Any] = []
 
     @property
@@ -41,6 +46,16 @@ class Mode:
     def spans(self) -> list[Span]:
         """What the program did in the last step."""
         return self.network.spans
+
+    @property
+    def kernels(self) -> list[Span]:
+        """What the device did in the last step, if there is one."""
+        return self.network.kernels
+
+    @property
+    def buffer(self) -> str | None:
+        """Where messages come from: "host", "cupy", "cupy_staged"; None without messages."""
+        return None
 
     def step(self) -> None:
         """Compute only."""
@@ -89,20 +104,41 @@ class Bucketed(Mode):
         names = list(self.gradients)
         self.buckets = tuple((b.nbytes, names[b.pieces[-1].parameter]) for b in self.reducer.buckets)
         self.free = self.reducer.free  # type: ignore[method-assign]
-        self.step = self._communicate if name == COMMUNICATE else self._train  # type: ignore[method-assign]
+        steps = {COMMUNICATE: self._communicate, ASLEEP: self._sleep}
+        self.step = steps.get(name, self._train)  # type: ignore[method-assign]
+
+    @property
+    def buffer(self) -> str | None:
+        """Where messages come from: "host", "cupy", "cupy_staged"."""
+        return next((str(plan.buffer) for plan in self.reducer._plans), None)
 
     def _train(self) -> None:
         self.network.step(self.gradients, self.reducer.ready, self.reducer.wait)
         self.flights = self.reducer.flights
 
     def _communicate(self) -> None:
-        begin = clock()
+        """Launch all buckets, and wait for them as a step does."""
+        place = self.network.place
+        with place.stream():
+            marks = [place.mark("")]
+            for name in self.reducer.order:
+                self.reducer.ready(name)
+            marks.append(place.mark("ready"))
+            self.reducer.wait()
+            marks.append(place.mark("wait"))
+            self.network.finish(marks)
+        self.flights = self.reducer.flights
+
+    def _sleep(self) -> None:
+        """Launch all buckets, and sleep while the background thread moves them.
+
+        A program that waits looks for messages all the time; what the process computes here, moving takes.
+        """
         for name in self.reducer.order:
             self.reducer.ready(name)
-        launched = clock()
+        while not all([plan.Test() for plan in self.reducer._plans]):  # asks the thread, not MPI
+            time.sleep(_NAP)
         self.reducer.wait()
-        self.network.spans = [Span("ready", begin, launched), Span("wait", launched, clock())]
-        self.flights = self.reducer.flights
 
 
 def make_modes(
@@ -113,7 +149,10 @@ def make_modes(
     options: dict[str, Any],
     only: tuple[str, ...] = EVERY,
 ) -> list[Mode]:
-    """Modes by their names: overlapped ones at every size, the blocking one at `middle`. Collective."""
+    """Modes by their names: overlapped ones at every size, the blocking one at `middle`. Collective.
+
+    Without a background thread nothing moves while a program sleeps, and there is no such mode.
+    """
     plain = {key: value for key, value in options.items() if key != "background"}
     makers: dict[str, Callable[[], list[Mode]]] = {
         COMPUTE: lambda: [Mode(COMPUTE, make_network())],
@@ -121,5 +160,7 @@ def make_modes(
         BLOCKING: lambda: [Bucketed(BLOCKING, make_network(), comm, middle, options)],
         OVERLAPPED: lambda: [Bucketed(OVERLAPPED, make_network(), comm, n, options) for n in sizes],
         COMMUNICATE: lambda: [Bucketed(COMMUNICATE, make_network(), comm, n, options) for n in sizes],
+        ASLEEP: lambda: [Bucketed(ASLEEP, make_network(), comm, n, options) for n in sizes],
     }
-    return [mode for name in only for mode in makers[name]()]
+    names = [name for name in only if name != ASLEEP or options.get("background")]
+    return [mode for name in names for mode in makers[name]()]

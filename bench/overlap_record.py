@@ -1,42 +1,39 @@
-"""What `mpicoll overlap` leaves behind: rows, conditions, traces, and a few lines on the terminal."""
+"""What `mpicoll overlap` leaves behind: rows, conditions, traces, and what it needs to go on from there."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import csv
-import io
 import os
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from mpicoll.bench import overlap_stats, timeline
+from mpicoll import device
+from mpicoll.bench import overlap_text, timeline
 from mpicoll.bench.hazards import find_hazards
-from mpicoll.bench.info import describe
-from mpicoll.bench.overlap_modes import BLOCKING, COMMUNICATE, COMPUTE, OVERLAPPED, PER_TENSOR
-from mpicoll.bench.records import moment, replace_file
-from mpicoll.bench.sizes import format_bytes, format_seconds
-from mpicoll.bench.store import Store, StoreError, explained, format_value, read_run
+from mpicoll.bench.info import calibration_facts, describe
+from mpicoll.bench.overlap_file import Row, RowFile
+from mpicoll.bench.overlap_modes import BLOCKING, OVERLAPPED, PER_TENSOR
+from mpicoll.bench.overlap_outcome import Outcome
+from mpicoll.bench.records import moment
+from mpicoll.bench.sizes import format_bytes
+from mpicoll.bench.store import Store, StoreError, explained, require_same
 from mpicoll.bench.training import HELD_BLAS, Shape
 from mpicoll.bench.world import Refused, World
-from mpicoll.errors import ArgumentError
 
-COLUMNS = (
-    "launch", "iteration", "order", "warmup", "mode", "bucket_bytes", "buckets", "gradient_bytes", "seconds",
-    "seconds_min", "slowest_rank", "cpu_seconds", "loss", "flops", "layers", "width", "batch", "dtype",
-    "ranks",
-    "nodes", "ppn", "oversubscribed", "thread_level", "progress", "engine", "algorithm", "status", "reason",
-)  # fmt: skip
-FILE = "overlap.csv"
+_NO_SETTINGS = ("func", "output", "resume")  # flags that change nothing of what is measured
 
 
 class Record:
-    """The result directory, if there is one, and what is printed. Rank 0's, but for the traces."""
+    """The result directory, if there is one, and all rows so far. Rank 0's, but for the traces.
+
+    `done` and `batch` are known to all ranks: iterations that are recorded, and rows of a batch in them.
+    """
 
     def __init__(self, world: World, args: argparse.Namespace, policy: tuple[int, ...] | None) -> None:
         import mpicoll
@@ -44,23 +41,49 @@ class Record:
         self.world, self.args, self.policy = world, args, policy
         self.native = mpicoll.native_status()
         self.store: Store | None = None
+        self.file: RowFile | None = None
+        self.rows: list[Row] = []
+        self.launch = 0
+        self._told: dict[str, Any] = {}  # what rows do not say
         with world.together():
             if world.first and args.output is not None:
-                self.store = self._open(args.output)
+                self._open(args.output)
+        if self.store is not None:
+            self._told = self.store.run.get("overlap", {})
+        timed = {row["iteration"] for row in self.rows if not row["warmup"]}
+        self.done, self.batch = world.control.bcast((len(timed), self._told.get("batch")), root=0)
 
-    def _open(self, directory: Path) -> Store:
+    def _open(self, directory: Path) -> None:
         world = self.world
-        begun = (directory / "run.json").is_file() and not (directory / FILE).exists()
-        if begun and read_run(directory)["launches"][-1]["status"] == "running":
-            raise ArgumentError(
-                f"{directory} holds a run that was killed, or has not ended yet; it has no result that could "
-                "be continued: remove it, or choose another -o"
-            )
         facts = describe(world, self.native, find_hazards(world, self.native))
         facts["blas"] = {name: os.environ.get(name) for name in HELD_BLAS}
-        store = Store(directory, resume=None)
-        machine, software = facts["machine"], facts["software"]
-        store.run["identity"] = {
+        facts["calibration"] = calibration_facts()
+        facts["devices"] = device.describe() if self.args.buffer == "cupy" else []
+        store = Store(directory, resume=self.args.resume)
+        try:
+            identity = self._identity(facts)
+            if store.run["launches"]:
+                require_same(store.run["identity"], identity, directory)
+            store.run["identity"] = identity
+            self.file = RowFile(directory, len(store.run.get("overlap", {}).get("buckets", ())) or None)
+            self.rows = self.file.rows
+            if self.file.set_aside:
+                print(f"mpicoll: an unfinished step was moved to {self.file.set_aside}", file=sys.stderr)
+            self.launch = len(store.run["launches"])
+            store.run["launches"].append(
+                {"launch": self.launch, "started": moment(), "ended": None, "status": "running",
+                 "command": shlex.join(["mpicoll", *sys.argv[1:]]), "overheads": {}, **facts}
+            )  # fmt: skip
+            store.write_run()
+        except BaseException:
+            store.close()
+            raise
+        self.store = store
+
+    def _identity(self, facts: Mapping[str, Any]) -> dict[str, Any]:
+        """What launches must have in common to belong to one result."""
+        world, machine, software = self.world, facts["machine"], facts["software"]
+        return {
             **{key: machine[key] for key in ("cpu_model", "architecture", "logical_cpus", "physical_cores")},
             **{key: software[key] for key in ("python", "mpicoll", "mpi4py", "numpy")},
             "commit": (software["git"] or {}).get("commit"),
@@ -69,16 +92,9 @@ class Record:
             "native_engine": self.native[0],
             **{key: facts[key] for key in ("ranks", "nodes", "ppn")},
             "placement": world.topology.placement,
-            "spec": {
-                key: str(value) for key, value in vars(self.args).items() if key not in ("func", "output")
-            },
+            "calibration": facts["calibration"] and facts["calibration"]["digest"],
+            "spec": {key: str(value) for key, value in vars(self.args).items() if key not in _NO_SETTINGS},
         }
-        store.run["launches"].append(
-            {"launch": 0, "started": moment(), "ended": None, "status": "running",
-             "command": shlex.join(["mpicoll", *sys.argv[1:]]), "overheads": {}, **facts}
-        )  # fmt: skip
-        store.write_run()
-        return store
 
     @contextlib.contextmanager
     def ended(self) -> Iterator[None]:
@@ -99,72 +115,81 @@ class Record:
                     print(f"mpicoll: {error}", file=sys.stderr)
                 self.store.close()
 
-    def write(self, shape: Shape, bench: Any, rows: list[dict[str, Any]], wrong: str | None) -> None:
-        """Complete the record and print what it says. Collective."""
-        times = overlap_stats.as_times(rows)
-        found = overlap_stats.verdicts(times)
-        best = overlap_stats.Resampled(times).recommended()
-        shown = [(OVERLAPPED, best[0]), (BLOCKING, bench.middle), (PER_TENSOR, None)]
-        if self.args.output is not None:
-            with self.world.together(status=1), explained(self.args.output):
-                self._write_traces(bench, rows, times, shown)
-        buckets = {(mode.name, mode.bucket_bytes): mode.buckets for mode in bench.modes}
-        line = overlap_stats.fit_line(times, buckets)
-        if self.world.first:
-            print("\n".join(as_text(shape, self.world, times, found, best, line, buckets, bench.ready)))
-            if wrong:
-                print(f"WRONG: {wrong}", file=sys.stderr, flush=True)
-        with self.world.together(status=1):
-            if self.store is not None:
-                self._complete(self.store, shape, bench, rows, wrong, buckets)
-
-    def _complete(
-        self, store: Store, shape: Shape, bench: Any, rows: list[dict[str, Any]], wrong: str | None,
-        buckets: Any,
-    ) -> None:  # fmt: skip
-        """Write what rank 0 alone has."""
-        store.run["overlap"] = {
+    def add(self, shape: Shape, bench: Any, rows: Sequence[Row], wrong: str | None) -> None:
+        """Keep the rows of finished iterations, whose results were checked. Collective."""
+        world, args = self.world, self.args
+        common = {
+            "launch": self.launch, "gradient_bytes": shape.nbytes, "flops": shape.flops,
+            "layers": shape.layers, "width": shape.width, "batch": shape.batch, "dtype": shape.dtype,
+            "ranks": world.size, "nodes": world.node_count, "ppn": world.ppn,
+            "oversubscribed": world.oversubscribed, "thread_level": world.thread_level,
+            "progress": args.progress, "engine": bench.engine, "algorithm": args.algorithm,
+            "status": "wrong" if wrong else "ok", "reason": wrong, "buffer": bench.buffer,
+        }  # fmt: skip
+        complete = [{**common, **row} for row in rows]
+        self.rows = self.rows + complete
+        self._told = {
+            "batch": shape.batch,
             "ready": bench.ready,
             "buckets": [
-                {"mode": mode, "bucket_bytes": size, "filled": [list(bucket) for bucket in filled]}
-                for (mode, size), filled in buckets.items()
+                {
+                    "mode": mode.name,
+                    "bucket_bytes": mode.bucket_bytes,
+                    "filled": list(map(list, mode.buckets)),
+                }
+                for mode in bench.modes
             ],
             "policy": self.policy,
             "first_loss": bench.first_loss,
+            "cpus_per_rank": cpus_per_rank(world),
         }
-        store.write_run()
-        with explained(self.args.output):
-            self._write_rows(shape, bench, rows, wrong)
-        print(f"\nin {self.args.output}; next: mpicoll report {self.args.output}", flush=True)
+        with world.together(status=1):
+            if self.store is not None and self.file is not None:
+                self.store.run["overlap"] = self._told
+                self.store.write_run()  # first: it says how many rows an iteration has
+                self.file.append(complete)
 
-    def _write_rows(self, shape: Shape, bench: Any, rows: list[dict[str, Any]], wrong: str | None) -> None:
-        world, args = self.world, self.args
-        common = {
-            "launch": 0, "gradient_bytes": shape.nbytes, "flops": shape.flops, "layers": shape.layers,
-            "width": shape.width, "batch": shape.batch, "dtype": shape.dtype, "ranks": world.size,
-            "nodes": world.node_count, "ppn": world.ppn, "oversubscribed": world.oversubscribed,
-            "thread_level": world.thread_level, "progress": args.progress, "engine": bench.engine,
-            "algorithm": args.algorithm, "status": "wrong" if wrong else "ok", "reason": wrong,
-        }  # fmt: skip
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        for row in rows:
-            values = {**common, **row}
-            writer.writerow([format_value(values[name]) for name in COLUMNS])
-        replace_file(args.output / FILE, text.getvalue())
+    def outcome(self) -> Outcome | None:
+        """What all rows say (rank 0)."""
+        return Outcome(self.rows, self._told) if self.world.first else None
 
-    def _write_traces(self, bench: Any, rows: list[dict[str, Any]], times: Any, shown: list[Any]) -> None:
+    def finish(self, bench: Any) -> None:
+        """Write traces, where something was measured, and say what came of it. Collective."""
+        world, output = self.world, self.args.output
+        outcome = self.outcome()
+        if output is not None and bench is not None:
+            shown = None
+            if outcome is not None:
+                keys = [(OVERLAPPED, outcome.best[0]), (BLOCKING, bench.middle), (PER_TENSOR, None)]
+                shown = [(mode, size, float(np.median(outcome.times[mode, size]))) for mode, size in keys]
+            with world.together(status=1), explained(output):
+                self._write_traces(bench, world.control.bcast(shown, root=0))
+        if outcome is not None:
+            print("\n".join(overlap_text.as_text(outcome, world.node_count)))
+            if output is not None:
+                print(f"\nin {output}; next: mpicoll report {output}", flush=True)
+
+    def wrong(self) -> str | None:
+        """What was wrong in any step, on all ranks."""
+        found = next((row["reason"] for row in self.rows if row["status"] == "wrong"), None)
+        said: str | None = self.world.control.bcast(found, root=0)
+        if said and self.world.first:
+            print(f"WRONG: {said}", file=sys.stderr, flush=True)
+        return said
+
+    def again(self) -> str:
+        """The command that continues this run."""
+        more = "" if self.args.resume else " --resume"
+        return f"mpirun -n {self.world.size} {shlex.join(['mpicoll', *sys.argv[1:]])}{more}"
+
+    def _write_traces(self, bench: Any, shown: Sequence[tuple[str, int | None, float]]) -> None:
         """One trace per rank: of each mode the step whose time is nearest to the median."""
-        self.world.control.Barrier()  # the directory is there
         found: list[dict[str, Any]] = []
-        for number, (mode, size) in enumerate(shown):
-            seconds = times[mode, size]
-            iteration = int(np.argmin(np.abs(seconds - np.median(seconds))))
+        for number, (mode, size, median) in enumerate(shown):
             key = mode if size is None else f"{mode} {size}"
+            step = bench.nearest(key, median)
             title = mode if size is None else f"{mode}, buckets of {format_bytes(size)}"
-            begin, spans, flights = bench.seen[key, iteration]
-            events = timeline.events(self.world.rank, title, begin, spans, flights)
+            events = timeline.events(self.world.rank, title, step)
             for event in events:  # one process for each mode, so that they can be compared
                 event["pid"] = number
                 event.setdefault("args", {}).update(rank=self.world.rank, mode=mode, bucket_bytes=size)
@@ -172,48 +197,6 @@ class Record:
         timeline.write(Path(self.args.output) / f"trace-rank{self.world.rank}.json", found)
 
 
-def as_text(
-    shape: Shape, world: World, times: Any, found: list[Any], best: Any, line: Any, buckets: Any, ready: Any
-) -> list[str]:
-    """The result in words."""
-    resampled = overlap_stats.Resampled(times)
-    compute = resampled.median((COMPUTE, None))
-    lines = [
-        f"{shape.layers} layers of {shape.width}, {shape.batch} rows a rank, {shape.nbytes / 2**20:.1f} MiB "
-        f"of gradients, {world.size} ranks on {world.node_count} nodes; times in ms, with 95 % intervals",
-        f"compute only {compute.text(1e3)}: {shape.flops / compute.value / 1e9:.1f} useful GFLOP/s a rank",
-        "",
-    ]
-    rows = [
-        ("mode", "buckets", "step", "exposed", "alone", "hidden [%]", "utilisation [%]", "model", "bound")
-    ]
-    for one in found:
-        key = one.mode, one.bucket_bytes
-        alone = times.get((COMMUNICATE, one.bucket_bytes))
-        model = limit = "-"
-        if one.mode == OVERLAPPED and line is not None:
-            model = f"{1e3 * overlap_stats.predict(buckets[key], ready, compute.value, line):.1f}"
-            limit = f"{1e3 * overlap_stats.bound(times, one.bucket_bytes, buckets[key][-1][0], line):.1f}"
-        size = "" if one.bucket_bytes is None else f" of {format_bytes(one.bucket_bytes)}"
-        rows.append((
-            one.mode, f"{len(buckets[key])}{size}", one.step.text(1e3), one.exposed.text(1e3),
-            "-" if alone is None else f"{1e3 * np.median(alone):.1f}",
-            "-" if one.hidden is None else one.hidden.text(100, ".0f"), one.utilisation.text(100, ".0f"),
-            model, limit,
-        ))  # fmt: skip
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines += ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
-    lines += ["", recommendation(best)]
-    if line is not None:
-        lines.append(
-            f"model: a bucket takes {format_seconds(line.alpha)} + {format_seconds(line.beta * 2**20)} "
-            f"per MiB alone (off by up to {line.error:.0%})"
-        )
-    return lines
-
-
-def recommendation(best: tuple[int, int, int]) -> str:
-    """The bucket size to use, in words."""
-    size, low, high = map(format_bytes, best)
-    sure = "in 95 % of resamples, too" if low == high else f"95 % of resamples choose {low} to {high}"
-    return f"recommended bucket size: {size} ({sure})"
+def cpus_per_rank(world: World) -> float:
+    """How many CPUs a rank has to itself, where it has fewest."""
+    return min(world.cpus_together(ranks) / len(ranks) for ranks in world.topology.machines)

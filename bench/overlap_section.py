@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
-from mpicoll.bench import conditions, overlap_figures, overlap_stats
-from mpicoll.bench.frame import read_table
-from mpicoll.bench.overlap_modes import BLOCKING, COMMUNICATE, COMPUTE, OVERLAPPED, PER_TENSOR
-from mpicoll.bench.overlap_record import COLUMNS, FILE, recommendation
+from mpicoll.bench import conditions, overlap_figures, overlap_file, overlap_stats
+from mpicoll.bench.overlap_file import FILE
+from mpicoll.bench.overlap_modes import COMMUNICATE, COMPUTE, OVERLAPPED, PER_TENSOR
+from mpicoll.bench.overlap_outcome import Outcome
 from mpicoll.bench.overlap_stats import Verdict
+from mpicoll.bench.overlap_text import predicted
 from mpicoll.bench.sections import Loaded, Section, Table
 from mpicoll.bench.sizes import format_bytes
 from mpicoll.bench.store import StoreError, read_run
@@ -37,63 +37,22 @@ def section(data: Loaded) -> Section | None:
 
 def any_wrong(data: Loaded) -> bool:
     """Whether ranks ended with different parameters in some run."""
-    return any(bool((read_table(path, COLUMNS)["status"] == "wrong").any()) for path in data.beside(FILE))
+    runs = [Run(path.parent) for path in data.beside(FILE)]
+    return any(row["status"] == "wrong" for run in runs for row in run.rows)
 
 
-class Run:
+class Run(Outcome):
     """One run, read and evaluated."""
 
     def __init__(self, directory: Path) -> None:
-        self.facts = read_run(directory)
-        frame = read_table(directory / FILE, COLUMNS)
-        if frame.empty or "overlap" not in self.facts:
-            raise StoreError(f"{directory} holds no finished run of `mpicoll overlap`; leave it out")
-        frame["warmup"] = frame["warmup"].astype(bool)
-        sizes = [None if pd.isna(size) else int(size) for size in frame["bucket_bytes"]]
-        frame["bucket_bytes"] = pd.Series(sizes, dtype=object)
-        self.frame, self.directory = frame, directory
-        self.first = frame.iloc[0]
-        rows = [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
-        self.times = overlap_stats.as_times(rows)
-        told = self.facts["overlap"]
-        self.ready = told["ready"]
-        self.buckets = {(one["mode"], one["bucket_bytes"]): one["filled"] for one in told["buckets"]}
-        if len({len(self.times.get(key, ())) for key in self.buckets}) != 1:
-            raise StoreError(f"{directory / FILE} lacks steps of some modes; leave it out, or measure again")
-        self.resampled = overlap_stats.Resampled(self.times)
-        self.verdicts = overlap_stats.verdicts(self.times)
-        self.best = self.resampled.recommended()
-        self.line = overlap_stats.fit_line(self.times, self.buckets)
-
-    def verdict(self, mode: str, size: int | None = None) -> Verdict:
-        """Of a mode, at a bucket size if it has several."""
-        return next(v for v in self.verdicts if v.mode == mode and size in (None, v.bucket_bytes))
-
-    def compute(self) -> float:
-        """Seconds of a step that only computes."""
-        return float(np.median(self.times[COMPUTE, None]))
-
-    def alone(self, size: int) -> float:
-        """Seconds of communicating alone in buckets of `size`."""
-        return float(np.median(self.times[COMMUNICATE, size]))
-
-    def extra_cpu(self, size: int) -> float:
-        """CPU seconds a rank that an overlapped step takes beyond one that only computes."""
-        steps = self.frame[~self.frame["warmup"]]
-        chosen = steps[(steps["mode"] == OVERLAPPED) & (steps["bucket_bytes"] == size)]
-        compute = steps[steps["mode"] == COMPUTE]
-        more = chosen["cpu_seconds"].median() - compute["cpu_seconds"].median()
-        return float(more) / int(self.first["ranks"])
-
-    def prediction(self, size: int) -> tuple[float, float] | None:
-        """The model's step, and the bound for perfect overlap [s]."""
-        if self.line is None:
-            return None
-        filled = self.buckets[OVERLAPPED, size]
-        return (
-            overlap_stats.predict(filled, self.ready, self.compute(), self.line),
-            overlap_stats.bound(self.times, size, filled[-1][0], self.line),
-        )
+        self.directory, self.facts = directory, read_run(directory)
+        told = self.facts.get("overlap")
+        if told is None:
+            raise StoreError(f"{directory} holds no finished step of `mpicoll overlap`; leave it out")
+        rows, self.torn = overlap_file.read(directory, len(told["buckets"]))
+        if all(row["warmup"] for row in rows):
+            raise StoreError(f"{directory} holds no finished step of `mpicoll overlap`; leave it out")
+        super().__init__(rows, told)
 
     def traces(self) -> list[dict[str, Any]]:
         """The events of rank 0."""
@@ -103,6 +62,14 @@ class Run:
         except (ValueError, KeyError, TypeError):
             raise StoreError(f"{path} is no trace; remove it, and the report has no timeline") from None
 
+    def unfinished(self) -> list[str]:
+        """Of how many steps there are less than asked for."""
+        asked = int(self.facts["identity"]["spec"]["iterations"])
+        done = len(next(iter(self.times.values())))
+        return [
+            f"NOT WHOLE: {done} of {asked} steps; continue with --resume." for _ in range(done < asked)
+        ] + ["An unfinished step at the end is left out."] * self.torn
+
 
 def _part(directory: Path) -> Section:
     run = Run(directory)
@@ -111,7 +78,9 @@ def _part(directory: Path) -> Section:
     title = f"{vendor}, {first['ranks']} ranks on {first['nodes']} nodes ({directory.name})"
     charts = {
         "steps": overlap_figures.steps(bars(run), title),
-        "buckets": overlap_figures.buckets(curve(run), run.compute() * 1e3, run.best, title),
+        "buckets": overlap_figures.buckets(
+            curve(run), run.compute().value * 1e3, run.best if run.hides() else None, title
+        ),
     }
     if traces := run.traces():
         charts["timeline"] = overlap_figures.timeline(traces, title)
@@ -123,29 +92,37 @@ def hazards(run: Run) -> list[str]:
     found = [h["what"] for launch in run.facts["launches"] for h in launch["hazards"] if h["grave"]]
     setting = conditions.settings(run.facts["launches"][-1])
     said = [f"NOT A PERFORMANCE RESULT ({'; '.join(found)})."] if found else []
-    if (run.frame["status"] == "wrong").any():
-        said.insert(0, f"WRONG RESULTS: {run.frame['reason'].dropna().iloc[0]}.")
-    return said + ([f"Settings: {setting}."] if setting else [])
+    wrong = next((row["reason"] for row in run.rows if row["status"] == "wrong"), None)
+    if wrong is not None:
+        said.insert(0, f"WRONG RESULTS: {wrong}.")
+    return said + run.unfinished() + ([f"Settings: {setting}."] if setting else [])
 
 
 def words(run: Run) -> list[str]:
     """The outcome in sentences."""
     first, best = run.first, run.best
     good, plain = run.verdict(OVERLAPPED, best[0]), run.verdict(PER_TENSOR)
-    compute, alone = run.compute(), run.alone(best[0])
-    said = [
-        f"{first['layers']} layers of {first['width']}, {first['batch']} rows a rank: computing alone takes "
-        f"{compute * 1e3:.1f} ms ({first['flops'] / compute / 1e9:.1f} useful GFLOP/s a rank), averaging "
-        f"{first['gradient_bytes'] / 2**20:.1f} MiB of gradients alone {alone * 1e3:.1f} ms.",
-        f"Overlapped in buckets of {format_bytes(best[0])} a step takes {good.step.text(1e3)} ms and hides "
-        f"{_hidden(good)} % of its communication; utilisation {good.utilisation.text(100, '.0f')} %, against "
-        f"{plain.utilisation.text(100, '.0f')} % with a blocking all-reduce per tensor "
-        f"({plain.step.text(1e3)} ms).",
-        recommendation(best)[0].upper() + recommendation(best)[1:] + ".",
+    compute = run.compute()
+    where = "" if first["buffer"] == "host" else f" in device memory ({_devices(run)}; {first['buffer']})"
+    advice, *why = [f"{line[0].upper()}{line[1:]}." for line in run.advice()]
+    return [
+        f"{first['layers']} layers of {first['width']}, {first['batch']} rows a rank{where}: computing alone "
+        f"takes {compute.text(1e3)} ms ({first['flops'] / compute.value / 1e9:.1f} useful GFLOP/s a rank), "
+        f"averaging {first['gradient_bytes'] / 2**20:.1f} MiB of gradients alone "
+        f"{run.alone(best[0]).text(1e3)} ms.",
+        f"Overlapped in buckets of {format_bytes(best[0])} a step takes {good.step.text(1e3)} ms, "
+        f"{good.exposed.text(1e3)} ms of it exposed communication: {_hidden(good)} % are hidden; utilisation "
+        f"{good.utilisation.text(100, '.0f')} %, against {plain.utilisation.text(100, '.0f')} % with a "
+        f"blocking all-reduce per tensor ({plain.step.text(1e3)} ms).",
+        advice,
+        *why,
         *_against_bound(run),
         *_too_small(run),
     ]
-    return said
+
+
+def _devices(run: Run) -> str:
+    return ", ".join(one["name"] for one in run.facts["launches"][-1].get("devices", ())) or "unknown"
 
 
 def _hidden(verdict: Verdict) -> str:
@@ -157,23 +134,24 @@ def _against_bound(run: Run) -> list[str]:
     prediction = run.prediction(size)
     if prediction is None:
         return []
-    model, bound = prediction
-    step, extra = run.verdict(OVERLAPPED, size).step.value, run.extra_cpu(size)
-    kept = "within" if step <= TOLERANCE * bound else "beyond"
-    said = (
+    step, extra, moving = run.verdict(OVERLAPPED, size).step, run.extra_cpu(size), run.moving_cpu(size)
+    kept = "within" if step.value <= TOLERANCE * prediction.bound else "beyond"
+    said = [
         f"That is {kept} {TOLERANCE:.2f} times the longer of both alone and the last bucket "
-        f"({bound * 1e3:.1f} ms); the model without any cost to computing says {model * 1e3:.1f} ms."
-    )
-    if step > model:
-        said += (
-            f" Moving the messages took {extra * 1e3:.0f} ms of CPU a rank and step (interrupts not "
-            "counted), which computing lacks where every core computes."
+        f"({prediction.bound * 1e3:.1f} ms). The model says {prediction.free * 1e3:.1f} ms if moving "
+        "messages costs computing nothing"
+    ]
+    if moving is not None and prediction.charged is not None:
+        said.append(
+            f", and {prediction.charged * 1e3:.1f} ms with the CPU time that moving them took beside a "
+            f"program that slept, {moving * 1e3:.1f} ms a rank and step"
         )
-    return [said]
+    said.append(f". Beside computing it was {extra * 1e3:.1f} ms (interrupts are not counted).")
+    return ["".join(said)]
 
 
 def _too_small(run: Run) -> list[str]:
-    sizes = sorted(size for mode, size in run.times if mode == OVERLAPPED and size is not None)
+    sizes = run.sizes
     smallest, best = run.verdict(OVERLAPPED, sizes[0]), run.verdict(OVERLAPPED, run.best[0])
     if sizes[0] == run.best[0] or run.line is None or smallest.step.low <= best.step.high:
         return []
@@ -182,10 +160,10 @@ def _too_small(run: Run) -> list[str]:
     said = (
         f"Buckets of {format_bytes(sizes[0])} are too small: {count} of them take "
         f"{smallest.step.text(1e3)} ms. Each has to be started, watched and finished, which takes "
-        f"{extra * 1e3:.0f} ms more of CPU a rank than the recommended ones"
+        f"{extra * 1e3:.1f} ms more of CPU a rank than those of {format_bytes(run.best[0])}"
     )
-    if latency > 0.05 * run.compute():
-        said += f", and pays a latency of {run.line.alpha * 1e6:.0f} µs, {latency * 1e3:.0f} ms in all"
+    if latency > 0.05 * run.compute().value:
+        said += f", and pays a latency of {run.line.alpha * 1e6:.0f} µs, {latency * 1e3:.1f} ms in all"
     return [said + "."]
 
 
@@ -205,16 +183,17 @@ def _bar(mode: str, size: int | None, step: overlap_stats.Estimate) -> dict[str,
 
 
 def curve(run: Run) -> pd.DataFrame:
-    """Milliseconds by bucket size: overlapped steps, communication alone, the model, the bound."""
+    """Milliseconds by bucket size: overlapped steps, communication alone, both models, the bound."""
     rows = []
     for mode, size in sorted((key for key in run.times if key[1] is not None), key=str):
-        if mode == BLOCKING:
+        if mode not in (OVERLAPPED, COMMUNICATE):
             continue
         step = run.resampled.median((mode, size))
         rows.append({**_bar(mode, size, step), "mode": mode, "bucket_bytes": size})
         prediction = run.prediction(size) if mode == OVERLAPPED and size is not None else None
-        for name, value in zip(("model", "bound"), prediction or (), strict=False):
-            rows.append({"mode": name, "bucket_bytes": size, "ms": value * 1e3})
+        for name, value in zip(("model", "model + CPU", "bound"), prediction or (), strict=False):
+            if value is not None:
+                rows.append({"mode": name, "bucket_bytes": size, "ms": value * 1e3})
     return pd.DataFrame(rows)
 
 
@@ -223,16 +202,17 @@ def table(run: Run) -> Table:
     rows: list[Sequence[str | None]] = []
     for v in run.verdicts:
         size = v.bucket_bytes
-        prediction = run.prediction(size) if v.mode == OVERLAPPED and size is not None else None
+        overlapped = v.mode == OVERLAPPED and size is not None
+        models = predicted(run, size) if overlapped and size is not None else ("-",) * 3
+        alone = run.alone(size).text(1e3) if size is not None and (COMMUNICATE, size) in run.times else None
         rows.append((
             v.mode, None if size is None else format_bytes(size),
-            str(len(run.buckets[v.mode, size])), v.step.text(1e3), v.exposed.text(1e3),
-            f"{run.alone(size) * 1e3:.1f}" if v.mode == OVERLAPPED and size is not None else None,
+            str(len(run.buckets[v.mode, size])), v.step.text(1e3), v.exposed.text(1e3), alone,
             None if v.hidden is None else v.hidden.text(100, ".0f"), v.utilisation.text(100, ".0f"),
-            *([None, None] if prediction is None else [f"{value * 1e3:.1f}" for value in prediction]),
+            *(None if text == "-" else text for text in models),
         ))  # fmt: skip
     columns = (
         "mode", "bucket", "all-reduces", "step [ms]", "exposed [ms]", "communication alone [ms]",
-        "hidden [%]", "utilisation [%]", "model [ms]", "bound [ms]",
+        "hidden [%]", "utilisation [%]", "model [ms]", "model + CPU [ms]", "bound [ms]",
     )  # fmt: skip
     return Table("A training step", columns, rows)

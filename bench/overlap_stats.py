@@ -138,18 +138,26 @@ def fit_line(times: Times, buckets: Mapping[Key, Sequence[tuple[int, str]]]) -> 
 
 
 def predict(
-    buckets: Sequence[tuple[int, str]], ready: Mapping[str, float], compute: float, line: Line
+    buckets: Sequence[tuple[int, str]],
+    ready: Mapping[str, float],
+    compute: float,
+    line: Line,
+    taken: float = 0.0,
 ) -> float:
-    """Seconds of an overlapped step, if communication took nothing from computing.
+    """Seconds of an overlapped step.
 
     Buckets travel one after the other, each as soon as its last gradient is there (`ready`, from the
-    beginning of the step; "" is the end of the backward pass) and the one before it is over; the update,
-    the rest of `compute`, begins when both the last bucket and the backward pass are over.
+    beginning of a step that only computes; "" is the end of the backward pass) and the one before it is
+    over; the update, the rest of `compute`, begins when both the last bucket and the backward pass are over.
+    While a bucket travels, computing is slower by `taken`, the part of its core that moving messages takes.
     """
-    free = 0.0
+    now = done = 0.0  # seconds of the step, and how far computing has come in them
     for when, nbytes in sorted((ready[name], nbytes) for nbytes, name in buckets):
-        free = max(free, when) + line(nbytes)
-    return max(free, ready[""]) + compute - ready[""]
+        if done < when:  # alone, at full speed
+            now, done = now + when - done, when
+        flight = line(nbytes)
+        now, done = now + flight, done + flight * (1 - taken)
+    return max(now, now + ready[""] - done) + compute - ready[""]
 
 
 def bound(times: Times, size: int, last_bytes: int, line: Line) -> float:
@@ -158,11 +166,11 @@ def bound(times: Times, size: int, last_bytes: int, line: Line) -> float:
     return max(compute, alone) + line(last_bytes)
 
 
-def as_times(rows: Sequence[Mapping[str, Any]]) -> dict[Key, np.ndarray]:
-    """Tidy rows (of one launch, warm-ups left out) as arrays by mode and bucket size."""
+def as_times(rows: Sequence[Mapping[str, Any]], column: str = "seconds") -> dict[Key, np.ndarray]:
+    """A column of tidy rows, without the warm-ups, as arrays by mode and bucket size."""
     found: dict[Key, list[tuple[int, float]]] = {}
     for row in rows:
         if not row["warmup"]:
             size = row["bucket_bytes"]
-            found.setdefault((row["mode"], size), []).append((row["iteration"], row["seconds"]))
-    return {key: np.array([seconds for _, seconds in sorted(values)]) for key, values in found.items()}
+            found.setdefault((row["mode"], size), []).append((row["iteration"], row[column]))
+    return {key: np.array([value for _, value in sorted(values)]) for key, values in found.items()}

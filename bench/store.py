@@ -20,7 +20,7 @@ import io
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -275,14 +275,22 @@ def read_run(directory: Path) -> dict[str, Any]:
 
 
 def require_same(old: Mapping[str, Any], new: Mapping[str, Any], directory: Path) -> None:
-    """Refuse to continue a result under other conditions. Raises `ArgumentError` naming each difference."""
-    differences = [
-        f"{name}: {old.get(name)!r} there, {new.get(name)!r} now"
-        for name in dict.fromkeys([*old, *new])
-        if old.get(name) != new.get(name)
-    ]
-    if differences:
+    """Refuse to continue a result under other conditions.
+
+    Raises `ArgumentError` with each difference, what was there and what is now.
+    """
+    if differences := list(_differences(old, new)):
         listed = "\n  ".join(differences)
         raise ArgumentError(
-            f"{directory} was measured under other conditions; choose another -o:\n  {listed}"
+            f"{directory} was measured under other conditions (there → now); choose another -o:\n  {listed}"
         )
+
+
+def _differences(old: Mapping[str, Any], new: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    """Of tables within tables only what differs, under its whole name."""
+    for name in dict.fromkeys([*old, *new]):
+        before, now = old.get(name), new.get(name)
+        if isinstance(before, Mapping) and isinstance(now, Mapping):
+            yield from _differences(before, now, f"{above}{name}.")
+        elif before != now:
+            yield f"{above}{name}: {before!r} → {now!r}"

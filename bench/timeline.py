@@ -1,7 +1,8 @@
 """A step as a timeline that Perfetto and chrome://tracing read, one file per rank.
 
 Written in the Trace Event Format (JSON, complete events; times in µs from the beginning of the step). Row 1
-is the program: forward, backward, launches, waiting, update; each bucket in flight has a row of its own.
+is the program: forward, backward, launches, waiting, update; row 2 the device, if there is one: the same
+names for its kernels, and how long its stream waits. Each bucket in flight has a row of its own.
 """
 
 from __future__ import annotations
@@ -13,21 +14,25 @@ from typing import Any
 
 from mpicoll.bench.records import replace_file
 from mpicoll.bench.sizes import format_bytes
-from mpicoll.bench.training import Span
 
-PROGRAM = 1
+PROGRAM, DEVICE = 1, 2
+_CATEGORIES = {PROGRAM: "program", DEVICE: "device"}
 
 
-def events(
-    rank: int, title: str, begin: float, spans: Sequence[Span], flights: Sequence[Any]
-) -> list[dict[str, Any]]:
-    """The events of a step that began at `begin` [s], of one rank."""
+def events(rank: int, title: str, step: Any) -> list[dict[str, Any]]:
+    """The events of a step (`overlap_bench.Step`) of one rank."""
+    begin = step.begin
     found = [
         _meta("process_name", rank, 0, f"rank {rank}: {title}"),
         _meta("thread_name", rank, PROGRAM, "program"),
-        *(_event(span.name, rank, PROGRAM, begin, span.begin, span.end, {}) for span in spans),
+        *(_event(span.name, rank, PROGRAM, begin, span.begin, span.end, {}) for span in step.spans),
     ]
-    for row, flight in enumerate(sorted(flights, key=lambda f: f.launched), start=PROGRAM + 1):
+    if step.kernels:
+        found.append(_meta("thread_name", rank, DEVICE, "device"))
+        for span in step.kernels:
+            if span.name.partition(" ")[0] not in ("ready", "synchronise"):  # there is nothing for it to do
+                found.append(_event(span.name, rank, DEVICE, begin, span.begin, span.end, {}))
+    for row, flight in enumerate(sorted(step.flights, key=lambda f: f.launched), start=DEVICE + 1):
         name = f"bucket {flight.bucket} ({format_bytes(flight.nbytes)})"
         facts = {
             "bytes": flight.nbytes,
@@ -51,7 +56,7 @@ def _event(
 ) -> dict[str, Any]:
     return {
         "name": name,
-        "cat": "program" if row == PROGRAM else "flight",
+        "cat": _CATEGORIES.get(row, "flight"),
         "ph": "X",
         "pid": rank,
         "tid": row,

@@ -1,29 +1,21 @@
-"""A small but true neural network, trained in NumPy: what `mpicoll overlap` hides communication behind.
+"""A small but true neural network in NumPy or CuPy: what `mpicoll overlap` hides communication behind.
 
 Every rank has its own part of each batch. A gradient is announced as soon as the backward pass has
-computed it, from the last layer to the first.
+computed it (on a device: has queued the kernels that do), from the last layer to the first.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-clock = time.perf_counter
+from mpicoll.bench.places import Host, Span, spans
+
 RATE = 0.02  # of learning
 HELD_BLAS = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")  # by `mpicoll.bench`
-
-
-class Span(NamedTuple):
-    """Something the program did, from `begin` to `end` [s of `time.perf_counter`]."""
-
-    name: str
-    begin: float
-    end: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,72 +76,94 @@ class Network:
     """A multilayer perceptron: ``tanh`` in the hidden layers, none in the last; half the squared error.
 
     `gradients` are written, never replaced, so that they may be views of buckets. Nothing is allocated in a
-    step but what NumPy needs for itself.
+    step but what NumPy needs for itself. On a device nothing waits for it until the step is over.
     """
 
-    def __init__(self, shape: Shape, parameters: Mapping[str, Any], data: tuple[Any, Any]) -> None:
+    def __init__(
+        self,
+        shape: Shape,
+        parameters: Mapping[str, Any],
+        data: tuple[Any, Any],
+        place: Host | None = None,
+    ) -> None:
         self.shape = shape
-        self.parameters = {name: array.copy() for name, array in parameters.items()}
-        self.inputs, self.targets = data
-        rows = self.inputs.shape
-        self._outputs = [np.zeros(rows, shape.dtype) for _ in range(shape.layers)]
-        self._deltas = [np.zeros(rows, shape.dtype) for _ in range(2)]
-        self.loss = float("nan")
-        self.spans: list[Span] = []
+        self.place = place or Host()
+        xp = self._xp = self.place.xp
+        with self.place.stream():
+            self.parameters = {name: xp.array(array) for name, array in parameters.items()}
+            self.inputs, self.targets = (xp.asarray(array) for array in data)
+            rows = self.inputs.shape
+            self._outputs = [xp.zeros(rows, shape.dtype) for _ in range(shape.layers)]
+            self._deltas = [xp.zeros(rows, shape.dtype) for _ in range(2)]
+            self.place.finish()
+        self._squares: Any = float("nan")  # the squared error of the last step, summed
+        self.spans: list[Span] = []  # what the program did in the last step
+        self.kernels: list[Span] = []  # what the device did, if there is one
+
+    @property
+    def loss(self) -> float:
+        """Of the last step, before its update: half the squared error, mean over rows."""
+        return 0.5 * float(self._squares) / self.shape.batch
 
     def step(
         self, gradients: Mapping[str, Any], ready: Callable[[str], None], wait: Callable[[], None]
     ) -> None:
-        """Forward, backward, and, after `wait`, the update; `spans` tells when."""
-        self.spans = []
-        begin = clock()
-        self._forward()
-        begin = self._note("forward", begin)
-        for layer in reversed(range(self.shape.layers)):
-            self._gradients_of(layer, gradients)
-            begin = self._note(f"backward {layer}", begin)
-            ready(f"b{layer}")
-            ready(f"w{layer}")
-            begin = self._note(f"ready {layer}", begin)
-            if layer:
-                self._pass_on(layer)
-                begin = self._note(f"backward {layer}", begin)
-        wait()
-        begin = self._note("wait", begin)
-        for name, parameter in self.parameters.items():
-            parameter -= RATE * gradients[name]
-        self._note("update", begin)
+        """Forward, backward, and, after `wait`, the update; `spans` and `kernels` tell when."""
+        place = self.place
+        with place.stream():
+            marks = [place.mark("")]
+            self._forward()
+            marks.append(place.mark("forward"))
+            for layer in reversed(range(self.shape.layers)):
+                self._gradients_of(layer, gradients)
+                marks.append(place.mark(f"backward {layer}"))
+                ready(f"b{layer}")
+                ready(f"w{layer}")
+                marks.append(place.mark(f"ready {layer}"))
+                if layer:
+                    self._pass_on(layer)
+                    marks.append(place.mark(f"backward {layer}"))
+            wait()
+            marks.append(place.mark("wait"))
+            for name, parameter in self.parameters.items():
+                parameter -= RATE * gradients[name]
+            marks.append(place.mark("update"))
+            self.finish(marks)
 
-    def _note(self, name: str, begin: float) -> float:
-        end = clock()
-        self.spans.append(Span(name, begin, end))
-        return end
+    def finish(self, marks: list[Any]) -> None:
+        """End a step: wait for the device, if there is one, and tell of it."""
+        place = self.place
+        if place.device:
+            place.finish()
+            marks.append(place.mark("synchronise"))
+            place.finish()
+        self.spans, self.kernels = spans(marks), place.kernels(marks)
 
     def _forward(self) -> None:
-        below, last = self.inputs, self.shape.layers - 1
+        xp, below, last = self._xp, self.inputs, self.shape.layers - 1
         for layer, output in enumerate(self._outputs):
-            np.matmul(below, self.parameters[f"w{layer}"], out=output)
+            xp.matmul(below, self.parameters[f"w{layer}"], out=output)
             output += self.parameters[f"b{layer}"]
             if layer < last:
-                np.tanh(output, out=output)
+                xp.tanh(output, out=output)
             below = output
         delta = self._deltas[0]
-        np.subtract(below, self.targets, out=delta)
-        self.loss = 0.5 * float(np.vdot(delta, delta)) / self.shape.batch  # mean over rows
+        xp.subtract(below, self.targets, out=delta)
+        self._squares = xp.vdot(delta, delta)
         delta /= self.shape.batch
 
     def _gradients_of(self, layer: int, gradients: Mapping[str, Any]) -> None:
         below = self._outputs[layer - 1] if layer else self.inputs
         delta = self._deltas[0]
-        np.sum(delta, axis=0, out=gradients[f"b{layer}"])
-        np.matmul(below.T, delta, out=gradients[f"w{layer}"])
+        self._xp.sum(delta, axis=0, out=gradients[f"b{layer}"])
+        self._xp.matmul(below.T, delta, out=gradients[f"w{layer}"])
 
     def _pass_on(self, layer: int) -> None:
         """The gradient of the layer below, through the derivative of tanh."""
-        delta, next_delta = self._deltas
-        np.matmul(delta, self.parameters[f"w{layer}"].T, out=next_delta)
+        xp, (delta, next_delta) = self._xp, self._deltas
+        xp.matmul(delta, self.parameters[f"w{layer}"].T, out=next_delta)
         output = self._outputs[layer - 1]
-        np.multiply(output, output, out=delta)
-        np.subtract(1, delta, out=delta)
+        xp.multiply(output, output, out=delta)
+        xp.subtract(1, delta, out=delta)
         next_delta *= delta
         self._deltas.reverse()

@@ -163,13 +163,23 @@ def copy_streams() -> tuple[Any, Any]:
     module = cupy()
     number = module.cuda.Device().id
     if number not in _own:
-        _own[number] = module.cuda.Stream(non_blocking=True), module.cuda.Stream(non_blocking=True)
+        _own[number] = new_stream(), new_stream()
     return _own[number]
 
 
-def event(*, block: bool) -> Any:
-    """A mark in a stream; with `block`, waiting for it gives up the core."""
-    return cupy().cuda.Event(block=block, disable_timing=True)
+def new_stream() -> Any:
+    """A stream on the current device, which no other one waits for by itself."""
+    return cupy().cuda.Stream(non_blocking=True)
+
+
+def event(*, block: bool, timed: bool = False) -> Any:
+    """A mark in a stream; with `block`, waiting for it gives up the core; if `timed`, it has a time."""
+    return cupy().cuda.Event(block=block, disable_timing=not timed)
+
+
+def seconds_between(first: Any, second: Any) -> float:
+    """The time from one timed event to another; both have been met."""
+    return float(cupy().cuda.get_elapsed_time(first, second)) * 1e-3
 
 
 def copy(target: int, source: int, nbytes: int, stream: Any) -> None:

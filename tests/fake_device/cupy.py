@@ -222,8 +222,16 @@ class ndarray:  # noqa: N801 (CuPy's name)
         """The memory as it is now, which no program for a real device could see."""
         if not self.size:
             return np.empty(self.shape, self.dtype)
-        raw = (ctypes.c_char * self.nbytes).from_address(self.data.ptr)
-        return np.frombuffer(raw, self.dtype).reshape(self.shape)
+        if self.strides is None:
+            raw = (ctypes.c_char * self.nbytes).from_address(self.data.ptr)
+            return np.frombuffer(raw, self.dtype).reshape(self.shape)
+        reach = int(np.dot(np.subtract(self.shape, 1), self.strides))  # from the first element to the last
+        raw = (ctypes.c_char * (reach + self.dtype.itemsize)).from_address(self.data.ptr)
+        return np.ndarray(self.shape, self.dtype, raw, strides=self.strides)
+
+    @property
+    def T(self) -> ndarray:  # noqa: N802 (CuPy's name)
+        return ndarray(self.shape[::-1], self.dtype, self.data, self.host.T.strides)
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
@@ -273,12 +281,26 @@ class ndarray:  # noqa: N801 (CuPy's name)
         return self._apply(np.add, other, self.dtype)
 
     def __iadd__(self, other: Any) -> ndarray:
-        get_current_stream().put(lambda: np.add(self.host, _host(other), out=self.host))
+        return self._in_place(np.add, other)
+
+    def _in_place(self, ufunc: Any, other: Any) -> ndarray:
+        get_current_stream().put(lambda: ufunc(self.host, _host(other), out=self.host))
         return self
 
     def __imul__(self, other: Any) -> ndarray:
-        get_current_stream().put(lambda: np.multiply(self.host, _host(other), out=self.host))
-        return self
+        return self._in_place(np.multiply, other)
+
+    def __isub__(self, other: Any) -> ndarray:
+        return self._in_place(np.subtract, other)
+
+    def __itruediv__(self, other: Any) -> ndarray:
+        return self._in_place(np.divide, other)
+
+    def __rmul__(self, other: Any) -> ndarray:
+        return self._apply(np.multiply, other, self.dtype)
+
+    def __float__(self) -> float:
+        return float(self.get())
 
     def __ne__(self, other: Any) -> ndarray:  # type: ignore[override]
         return self._apply(np.not_equal, other, bool)
@@ -340,17 +362,37 @@ def arange(stop: int, dtype: Any = int) -> ndarray:
     return asarray(np.arange(stop).astype(dtype))
 
 
+def array(data: Any) -> ndarray:
+    return asarray(data).copy() if isinstance(data, ndarray) else asarray(data)
+
+
+def vdot(left: ndarray, right: ndarray) -> ndarray:
+    made = ndarray((), left.dtype)
+    get_current_stream().put(lambda: made.host.__setitem__(..., np.vdot(left.host, right.host)))
+    return made
+
+
+def tanh(source: ndarray, out: ndarray) -> ndarray:
+    get_current_stream().put(lambda: np.tanh(source.host, out=out.host))
+    return out
+
+
+def sum(source: ndarray, axis: int, out: ndarray) -> ndarray:
+    get_current_stream().put(lambda: np.sum(source.host, axis=axis, out=out.host))
+    return out
+
+
 def _kernel(ufunc: Any) -> Any:
-    def run(left: ndarray, right: Any, out: ndarray) -> ndarray:
-        get_current_stream().put(lambda: ufunc(left.host, _host(right), out=out.host))
+    def run(left: Any, right: Any, out: ndarray) -> ndarray:
+        get_current_stream().put(lambda: ufunc(_host(left), _host(right), out=out.host))
         return out
 
     return run
 
 
 for _ufunc in (
-    np.add, np.multiply, np.divide, np.maximum, np.minimum, np.logical_and, np.logical_or, np.logical_xor,
-    np.bitwise_and, np.bitwise_or, np.bitwise_xor,
+    np.matmul, np.add, np.subtract, np.multiply, np.divide, np.maximum, np.minimum, np.logical_and,
+    np.logical_or, np.logical_xor, np.bitwise_and, np.bitwise_or, np.bitwise_xor,
 ):  # fmt: skip
     setattr(sys.modules[__name__], _ufunc.__name__, _kernel(_ufunc))
 

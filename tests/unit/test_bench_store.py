@@ -220,6 +220,13 @@ def test_the_first_schema_is_read_but_not_continued(tmp_path, opened):
 
 
 def test_other_conditions_are_named(tmp_path):
-    require_same({"mpi": "A", "ranks": 2}, {"mpi": "A", "ranks": 2}, tmp_path)
-    with pytest.raises(ArgumentError, match=r"(?s)other conditions.*mpi: 'A' there, 'B' now"):
-        require_same({"mpi": "A", "ranks": 2}, {"mpi": "B", "ranks": 2}, tmp_path)
+    """Each by its whole name, and nothing that is equal."""
+    there = {"mpi": "A", "ranks": 2, "spec": {"seed": 1, "sizes": [4, 8], "site": {"a": 1, "b": 2}}}
+    now = {"mpi": "B", "ranks": 2, "spec": {"seed": 1, "sizes": [4], "site": {"a": 1, "c": 3}}}
+    require_same(there, there, tmp_path)
+    with pytest.raises(ArgumentError, match="other conditions") as caught:
+        require_same(there, now, tmp_path)
+    assert str(caught.value).split("\n")[1:] == [
+        "  mpi: 'A' → 'B'", "  spec.sizes: [4, 8] → [4]",
+        "  spec.site.b: 2 → None", "  spec.site.c: None → 3",
+    ]  # fmt: skip

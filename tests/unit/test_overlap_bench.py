@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
+from devices import fake_device
+from mpicoll.bench import overlap, timeline
 from mpicoll.bench import overlap_stats as stats
-from mpicoll.bench import timeline
-from mpicoll.bench.overlap_modes import COMMUNICATE, COMPUTE, OVERLAPPED, PER_TENSOR
-from mpicoll.bench.training import RATE, Network, Shape, Span, draw_data, draw_parameters, names
+from mpicoll.bench.overlap_bench import Step
+from mpicoll.bench.overlap_file import FILE, RowFile, read
+from mpicoll.bench.overlap_modes import ASLEEP, BLOCKING, COMMUNICATE, COMPUTE, OVERLAPPED, PER_TENSOR
+from mpicoll.bench.overlap_outcome import Outcome
+from mpicoll.bench.places import Gpu, Span
+from mpicoll.bench.store import StoreError
+from mpicoll.bench.training import RATE, Network, Shape, draw_data, draw_parameters, names
+from mpicoll.errors import ArgumentError
 
 SHAPE = Shape(layers=3, width=6, batch=8, dtype="float64")
 
@@ -131,18 +140,174 @@ def test_model_is_found_again_and_predicts() -> None:
     filled, ready = [(100, "b"), (100, "a")], {"b": 0.5, "a": 0.505, "": 0.51}
     assert stats.predict(filled, ready, 0.61, line) == pytest.approx(0.524 + 0.1)
     assert stats.predict(filled, {**ready, "": 0.6}, 0.7, line) == pytest.approx(0.7)
+    # Half the core is taken for two flights of 0.012 s, which come one after the other: 0.012 s in all. At
+    # 0.524 computing has come to 0.512, behind the backward pass; with one until 0.6 it has 0.088 to go.
+    assert stats.predict(filled, ready, 0.61, line, 0.5) == pytest.approx(0.524 + 0.1)
+    assert stats.predict(filled, {**ready, "": 0.6}, 0.7, line, 0.5) == pytest.approx(0.712)
+    # With nothing left to compute beside them, the flights of a step's end wait for a gradient that is late.
+    assert stats.predict(filled, {"b": 0.1, "a": 0.105, "": 0.105}, 0.2, line, 1.0) == pytest.approx(
+        0.112 + 0.005 + 0.012 + 0.095
+    )
 
 
 def test_trace_is_what_perfetto_reads(tmp_path: Path) -> None:
     flight = SimpleNamespace(
         bucket=2, nbytes=2048, launched=10.1, began=10.11, ended=10.3, waited=10.2, arrived=10.31
     )
-    events = timeline.events(3, "overlapped", 10.0, [Span("forward", 10.0, 10.1)], [flight])
+    kernels = [Span("forward", 10.05, 10.2), Span("ready 2", 10.2, 10.2)]
+    step = Step(10.0, 0.4, [Span("forward", 10.0, 10.1)], kernels, [flight])
+    events = timeline.events(3, "overlapped", step)
     timeline.write(tmp_path / "trace.json", events)
     read = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     complete = [e for e in read if e["ph"] == "X"]
     assert [(e["name"], e["ts"], e["dur"], e["pid"]) for e in complete] == [
-        ("forward", 0.0, 100_000.0, 3), ("bucket 2 (2 KiB)", 110_000.0, 190_000.0, 3),
+        ("forward", 0.0, 100_000.0, 3), ("forward", 50_000.0, 150_000.0, 3),
+        ("bucket 2 (2 KiB)", 110_000.0, 190_000.0, 3),
     ]  # fmt: skip
-    assert complete[0]["tid"] != complete[1]["tid"]
-    assert complete[1]["args"]["launched_us"] == 100_000.0
+    rows = {(e["pid"], e["tid"]): e["args"]["name"] for e in read if e["name"] == "thread_name"}
+    assert [rows[e["pid"], e["tid"]] for e in complete] == ["program", "device", "bucket 2 (2 KiB)"]
+    assert complete[2]["args"]["launched_us"] == 100_000.0
+
+
+def test_a_step_on_a_device_is_the_step_on_the_host() -> None:
+    """The fake device runs what is queued as late as it may, and begins with garbage in all memory."""
+    host = network()
+    with fake_device():
+        gpu = Network(SHAPE, draw_parameters(SHAPE, 1), draw_data(SHAPE, 1, 0), Gpu())
+        with gpu.place.stream():
+            slots = {key: gpu.place.xp.zeros(a.shape, a.dtype) for key, a in gpu.parameters.items()}
+        queued: list[int] = []  # when the step comes to wait for the device
+        finish, stream = gpu.place.finish, gpu.place.stream()
+        gpu.place.finish = lambda: (queued.append(len(stream.queue)), finish())[0]  # type: ignore[assignment]
+        for _ in range(3):
+            gradients = gradients_of(host)
+            gpu.step(slots, lambda name: None, lambda: None)
+            assert gpu.loss == host.loss
+            for name in names(SHAPE):
+                np.testing.assert_array_equal(slots[name].host, gradients[name])
+                np.testing.assert_array_equal(gpu.parameters[name].host, host.parameters[name])
+        assert [span.name for span in gpu.kernels] == [span.name for span in gpu.spans]
+        assert all(one.end == other.begin for one, other in pairwise(gpu.kernels))
+        assert queued[0] == max(queued) > 40, "the host waited for the device in the middle of a step"
+
+
+def rows_of(times: dict[Any, float], cpu: dict[Any, float] | None = None, **facts: Any) -> list[Any]:
+    """Rows of eight steps that all take the same time [ms]."""
+    common = {"warmup": False, "ranks": 2, "oversubscribed": False, "buffer": "host", **facts}
+    return [
+        {**common, "iteration": i, "mode": mode, "bucket_bytes": size, "seconds": ms / 1e3,
+         "cpu_seconds": (cpu or {}).get((mode, size), 0.0) * 2 / 1e3}
+        for i in range(8)
+        for (mode, size), ms in times.items()
+    ]  # fmt: skip
+
+
+def told_of(times: dict[Any, float], ready: dict[str, float], **facts: Any) -> dict[str, Any]:
+    """What run.json says, with 100 bytes of gradients, in buckets that are all full when "w" is there."""
+    buckets = [
+        {"mode": mode, "bucket_bytes": size, "filled": [[size, "w"]] * (100 // size) if size else []}
+        for mode, size in times
+    ]
+    return {"ready": ready, "buckets": buckets, "cpus_per_rank": 1.0, **facts}
+
+
+STEP = {
+    (COMPUTE, None): 30.0, (PER_TENSOR, None): 60.0, (BLOCKING, 50): 50.0, (OVERLAPPED, 10): 38.0,
+    (OVERLAPPED, 50): 33.0, (COMMUNICATE, 10): 14.0, (COMMUNICATE, 50): 10.0, (ASLEEP, 10): 20.0,
+    (ASLEEP, 50): 15.0,
+}  # fmt: skip
+READY = {"w": 0.01, "": 0.025}
+
+
+def test_a_bucket_size_is_recommended_where_something_was_hidden() -> None:
+    run = Outcome(rows_of(STEP, {(ASLEEP, 50): 4.0}), told_of(STEP, READY))
+    assert run.advice() == ["recommended bucket size: 50 B (in 95 % of resamples, too)"]
+    # alone: two buckets 10 ms, ten 14 ms: 0.5 ms each and 0.09 ms a byte
+    prediction = run.prediction(50)
+    assert prediction is not None
+    assert prediction.free == pytest.approx(0.030)
+    # Flights from 10 to 20 ms, which take 4 ms of computing; a rank has one CPU.
+    assert prediction.charged == pytest.approx(0.034)
+    spare = Outcome(rows_of(STEP, {(ASLEEP, 50): 4.0}), told_of(STEP, READY, cpus_per_rank=2.0))
+    assert spare.prediction(50).charged == pytest.approx(0.030)
+    unknown = Outcome(rows_of(STEP), {**told_of(STEP, READY), "cpus_per_rank": None})
+    assert unknown.prediction(50).charged is None
+
+
+@pytest.mark.parametrize(
+    ("times", "cpu", "ready", "facts", "why"),
+    [
+        ({}, {}, READY, {"oversubscribed": True}, "ranks share CPUs: 0.5 CPUs for each"),
+        ({(COMMUNICATE, 10): 50.0}, {}, READY, {},
+         "the latency of 2 of them, 5 ms each, is most of the 10 ms"),
+        ({}, {}, {"w": 0.024, "": 0.025}, {}, "1 ms of the backward pass are left when the first bucket"),
+        ({}, {(ASLEEP, 50): 9.0}, READY, {}, "keeps a core busy for 9 ms of the 10 ms"),
+        ({}, {}, READY, {}, "the measured times do not tell"),
+    ],
+)  # fmt: skip
+def test_no_size_is_recommended_where_nothing_was_hidden(
+    times: Any, cpu: Any, ready: Any, facts: Any, why: str
+) -> None:
+    times = {**STEP, (OVERLAPPED, 10): 60.0, (OVERLAPPED, 50): 41.0, **times}
+    share = 0.5 if facts else 1.0
+    run = Outcome(rows_of(times, cpu, **facts), told_of(times, ready, cpus_per_rank=share))
+    said, *reasons = run.advice()
+    assert said == (
+        "no bucket size is recommended: nothing was hidden (-10 (-10 to -10) % in the shortest step, "
+        "of buckets of 50 B)"
+    )
+    assert [why in reason for reason in reasons] == [True]
+
+
+def test_what_a_kill_left_of_the_rows_is_found_again(tmp_path: Path) -> None:
+    names = ("iteration", "order", "gradient_bytes", "flops", "layers", "width", "batch", "nodes", "ppn")
+    more = {**dict.fromkeys(names, 1), "dtype": "float32", "launch": 0, "status": "ok", "reason": None,
+            "seconds_min": 0.5, "slowest_rank": 0, "loss": None, "thread_level": "single", "buckets": None,
+            "progress": "test", "engine": "python", "algorithm": "ring"}  # fmt: skip
+    rows = [{**more, **row} for row in rows_of(STEP)]
+    file = RowFile(tmp_path, None)
+    file.append(rows[: 2 * len(STEP)])
+    whole = (tmp_path / FILE).read_bytes()
+    assert read(tmp_path, len(STEP)) == (rows[: 2 * len(STEP)], False)
+    for torn in (b"", b"0,2", b"0,2,1\n", whole[whole.index(b"\n") + 1 :][:400]):
+        (tmp_path / FILE).write_bytes(whole + torn)
+        assert read(tmp_path, len(STEP)) == (rows[: 2 * len(STEP)], bool(torn))
+        file = RowFile(tmp_path, len(STEP))
+        assert (file.set_aside.read_bytes() if file.set_aside else b"") == torn
+        assert (tmp_path / FILE).read_bytes() == whole
+    file.append(rows[2 * len(STEP) : 3 * len(STEP)])
+    assert read(tmp_path, len(STEP))[0] == rows[: 3 * len(STEP)]
+    lines = whole.splitlines(keepends=True)
+    for broken, words in (
+        (b"".join(lines[:3] + lines[4:]) + whole[len(lines[0]) :], "lacks steps of some modes"),
+        (b"another,program\n", "other columns"),
+        (whole.replace(b"per tensor", b"per,tensor", 1), "line 3 is no row"),
+    ):
+        (tmp_path / FILE).write_bytes(broken)
+        with pytest.raises(StoreError, match=words):
+            read(tmp_path, len(STEP))
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--layers 0", "--layers must be at least 1"),
+        ("--layers 100000", "--layers must be at most 10000"),
+        ("--batch 0", "--batch must be at least 1"),
+        ("--warmup -1", "--warmup must be at least 0"),
+        ("--seed -1", "--seed must be at least 0"),
+        ("--compute-ratio nan", "needs a number above 0"),
+        ("--buckets 0", "need at least one byte"),
+        ("--buckets=-4K", "not a size: '-4K'"),
+        ("--bucket 0.5", "not a size: '0.5'"),
+        ("--iterations 1 --warmup 0", "in a single step no loss falls"),
+        ("--resume", "--resume needs the result to continue: -o DIR"),
+        ("--buffer cupy --progress thread", "a thread knows no streams"),
+    ],
+)
+def test_wrong_arguments(flags: str, message: str) -> None:
+    """Refused before MPI begins."""
+    parser = argparse.ArgumentParser()
+    overlap.add_parser(parser.add_subparsers())
+    with pytest.raises(ArgumentError, match=message):
+        overlap.run(parser.parse_args(["overlap", *flags.split()]))
