@@ -19,7 +19,7 @@ from mpicoll.bench.timing import clock, no_garbage_collection
 from mpicoll.bench.training import Network, Shape, draw_data, draw_parameters
 from mpicoll.bench.world import Stopped, StopSignals, World
 
-_EVERY_SECONDS = 2.0  # rows are checked and written: so much a kill loses at most, or one iteration
+_EVERY_SECONDS = 1.0  # rows are checked and written: so much a kill loses at most, or one iteration
 _KEPT = 100  # iterations of a launch from which traces are taken
 
 Keep = Callable[[list[Row], "str | None"], Any]
@@ -79,12 +79,12 @@ class Bench:
     @property
     def engine(self) -> str:
         """The engine that runs the all-reduces."""
-        return self.comm.engine
+        return next((plan.engine for mode in self.modes for plan in mode.plans), self.comm.engine)
 
     @property
     def buffer(self) -> str:
         """Where messages come from: "host", "cupy", "cupy_staged"."""
-        return next((mode.buffer for mode in self.modes if mode.buffer is not None), "host")
+        return next((plan.buffer for mode in self.modes for plan in mode.plans), "host")
 
     def measure(self, warmup: int, iterations: range, keep: Keep) -> None:
         """Take a step of each mode in each iteration, in shuffled order, after `warmup` untimed ones.

@@ -53,9 +53,9 @@ class Mode:
         return self.network.kernels
 
     @property
-    def buffer(self) -> str | None:
-        """Where messages come from: "host", "cupy", "cupy_staged"; None without messages."""
-        return None
+    def plans(self) -> list[Any]:
+        """Of its buckets."""
+        return []
 
     def step(self) -> None:
         """Compute only."""
@@ -108,9 +108,9 @@ class Bucketed(Mode):
         self.step = steps.get(name, self._train)  # type: ignore[method-assign]
 
     @property
-    def buffer(self) -> str | None:
-        """Where messages come from: "host", "cupy", "cupy_staged"."""
-        return next((str(plan.buffer) for plan in self.reducer._plans), None)
+    def plans(self) -> list[Any]:
+        """Of its buckets."""
+        return list(self.reducer._plans)
 
     def _train(self) -> None:
         self.network.step(self.gradients, self.reducer.ready, self.reducer.wait)
@@ -136,7 +136,7 @@ class Bucketed(Mode):
         """
         for name in self.reducer.order:
             self.reducer.ready(name)
-        while not all([plan.Test() for plan in self.reducer._plans]):  # asks the thread, not MPI
+        while not all([plan.Test() for plan in self.plans]):  # asks the thread, not MPI
             time.sleep(_NAP)
         self.reducer.wait()
 

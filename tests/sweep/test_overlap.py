@@ -11,12 +11,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from devices import FAKE
 from launch import descendants, environment, find_mpirun, kill_tree, mpirun, scratch_directory
-from mpicoll.bench import frame, overlap_section
+from mpicoll.bench import overlap_file, overlap_section
 from mpicoll.bench.store import StoreError
 
 OVERLAP = (
@@ -40,6 +42,7 @@ def test_every_mode_is_in_every_iteration(measured: tuple[Path, str]) -> None:
         ("compute only", ""), ("per tensor", ""), ("bucketed", "8192"),
         ("overlapped", "1024"), ("overlapped", "8192"),
         ("communication only", "1024"), ("communication only", "8192"),
+        ("communication asleep", "1024"), ("communication asleep", "8192"),
     }  # fmt: skip
     assert len(rows) == 7 * len(modes)
     assert sum(row["warmup"] == "1" for row in rows) == len(modes)
@@ -47,7 +50,7 @@ def test_every_mode_is_in_every_iteration(measured: tuple[Path, str]) -> None:
     assert len(set(map(tuple, orders))) > 1, "the modes always ran in the same order"
     for row in rows:
         assert float(row["seconds"]) >= float(row["seconds_min"]) > 0
-        assert row["status"] == "ok"
+        assert (row["status"], row["buffer"]) == ("ok", "host")
 
 
 def test_what_is_recorded_and_said(measured: tuple[Path, str]) -> None:
@@ -60,15 +63,16 @@ def test_what_is_recorded_and_said(measured: tuple[Path, str]) -> None:
         events = json.loads((target / f"trace-rank{rank}.json").read_text())["traceEvents"]
         assert {e["args"]["mode"] for e in events} == {"overlapped", "bucketed", "per tensor"}
         assert any(e.get("cat") == "flight" for e in events)
-    for word in ("per tensor", "overlapped", "hidden", "recommended bucket size", "model: a bucket takes"):
+    for word in ("per tensor", "overlapped", "hidden", "model: a bucket takes", "+ CPU: moving the messages"):
         assert word in said
+    assert re.search("(recommended bucket size: |no bucket size is recommended: .*\nwhy: )", said)
 
 
 def test_report_has_a_section(measured: tuple[Path, str], tmp_path: Path) -> None:
     done = mpirun(1, [sys.executable, "-m", "mpicoll", "report", measured[0], "-o", tmp_path], 100)
     assert done.returncode == 0, done.stderr
     page = (tmp_path / "report.html").read_text()
-    for text in ("Gradients overlapped with the backward pass", "ecommended bucket size", "utilisation [%]"):
+    for text in ("Gradients overlapped with the backward pass", "ucket size", "model + CPU [ms]"):
         assert text in page
     assert {p.name.partition("-")[0] for p in (tmp_path / "figures").glob("*.svg")} == {
         "steps", "buckets", "timeline",
@@ -151,24 +155,51 @@ def test_at_mpi_thread_serialized() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "message"),
+    ("flags", "env", "message"),
     [
-        (["--policy", "1,2"], "four whole numbers"),
-        (["--layers", "0"], "--layers must be at least 1"),
-        (["--batch", "0"], "--batch must be at least 1"),
-        (["--warmup", "-1"], "--warmup must be at least 0"),
-        (["--seed", "-1"], "--seed must be at least 0"),
-        (["--compute-ratio", "nan"], "needs a number above 0"),
-        (["--buckets", "0"], "need at least one byte"),
-        (["--iterations", "1", "--warmup", "0"], "in a single step no loss falls"),
-        (["--algorithm", "rnig"], "rnig"),
+        (["--layers", "0"], {}, "--layers must be at least 1"),
+        (["--policy", "1,2"], {}, "four whole numbers"),
+        (["--algorithm", "rnig"], {}, "rnig"),
+        (
+            ["--width", "100000"],
+            {},
+            "18 networks of 8 layers of 100000 need .* GiB a rank, and the machine has",
+        ),
+        (["--buffer", "cupy"], {"FAKE_CUPY_DEVICES": "0"}, "--buffer cupy: this rank has no device"),
     ],
 )
-def test_wrong_arguments(flags: list[str], message: str) -> None:
-    done = mpirun(2, [sys.executable, "-m", "mpicoll", "overlap", *flags], 60)
+def test_wrong_arguments(flags: list[str], env: dict[str, str], message: str) -> None:
+    """The same on all ranks, said once; more of them in tests/unit/test_overlap_bench.py."""
+    done = mpirun(2, [sys.executable, "-m", "mpicoll", "overlap", *flags], 60, with_fake_device() | env)
     assert done.returncode == 2
-    assert message in done.stderr
+    assert len(re.findall(f"mpicoll: .*{message}", done.stderr)) == 1, done.stderr
     assert "Traceback" not in done.stderr
+
+
+def with_fake_device() -> dict[str, str]:
+    return {
+        "PYTHONPATH": os.pathsep.join([str(FAKE), os.environ.get("PYTHONPATH", "")]),
+        "MPICOLL_GPU_AWARE": "1",
+    }
+
+
+def test_a_network_in_device_memory(tmp_path: Path) -> None:
+    """On a fake device, which runs kernels as late as it may: without a wait, ranks would differ."""
+    argv = [sys.executable, "-m", "mpicoll", *OVERLAP, "--buffer", "cupy", "-o", tmp_path]
+    done = mpirun(2, argv, 100, with_fake_device())
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "of gradients in device memory (cupy), 2 ranks" in done.stdout
+    rows, torn = overlap_file.read(tmp_path, 5 + 2)
+    assert not torn
+    assert {row["buffer"] for row in rows} == {"cupy"}
+    assert {(row["progress"], row["engine"]) for row in rows} == {("test", "python")}
+    launch = json.loads((tmp_path / "run.json").read_text())["launches"][0]
+    assert launch["devices"][0]["name"] == "a fake device in host memory"
+    for rank in range(2):
+        events = json.loads((tmp_path / f"trace-rank{rank}.json").read_text())["traceEvents"]
+        names = {e["name"] for e in events if e.get("cat") == "device" and e["pid"] == 0}
+        assert names == {"forward", "backward 0", "backward 1", "backward 2", "wait", "update"}
+    assert "device memory (a fake device" in "".join(overlap_section.words(overlap_section.Run(tmp_path)))
 
 
 def test_communication_that_runs_first_has_no_loss_to_compare_with() -> None:
@@ -182,62 +213,87 @@ def test_a_result_is_not_overwritten_and_a_wrong_one_is_reported(
 ) -> None:
     done = mpirun(2, [sys.executable, "-m", "mpicoll", *OVERLAP, "-o", measured[0]], 100)
     assert done.returncode == 2
-    assert "already holds a result; choose another -o" in done.stderr
+    assert "already holds a result; continue it with --resume, or choose another -o" in done.stderr
+    path = measured[0] / "overlap.csv"
+    before = path.read_bytes()
+    again = [sys.executable, "-m", "mpicoll", *OVERLAP, "-o", measured[0], "--resume"]
+    done = mpirun(2, again, 100)
+    assert (done.returncode, done.stdout) == (0, measured[1])  # all is there: nothing is measured
+    other = mpirun(2, [*again, "--seed", "4"], 100)
+    assert other.returncode == 2
+    assert "choose another -o:\n  spec.seed: '3' → '4'\n" in other.stderr
+    assert path.read_bytes() == before
     shutil.copytree(measured[0], tmp_path / "r")
     path = tmp_path / "r" / "overlap.csv"
     path.write_text(path.read_text().replace(",ok,", ",wrong,"))
     words = ["report", tmp_path / "r", "--no-figures"]
     assert mpirun(1, [sys.executable, "-m", "mpicoll", *words], 100).returncode == 1
     whole = path.read_text()
-    for cut, words in (
-        (whole[: len(whole) // 2], "cut off in the middle of a row"),
-        (whole[: whole.index("\n", len(whole) // 2) + 1], "lacks steps of some modes"),
-        (whole[: whole.index("\n") + 1], "no finished run"),
+    path.write_text(whole[: len(whole) * 2 // 3])
+    said = overlap_section.hazards(overlap_section.Run(tmp_path / "r"))
+    assert "NOT WHOLE: 3 of 6 steps; continue with --resume." in said
+    assert "An unfinished step at the end is left out." in said
+    for cut, message in (
+        (whole[: len(whole) // 10], "no finished step"),
         ("another,program\n", "other columns"),
-        ("", "cannot read"),
+        (None, "cannot read"),
     ):
-        path.write_text(cut)
-        with pytest.raises(StoreError, match=words):
+        path.unlink() if cut is None else path.write_text(cut)
+        with pytest.raises(StoreError, match=message):
             overlap_section.Run(tmp_path / "r")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_a_stopped_run_says_so(number: int, tmp_path: Path) -> None:
+def test_a_run_that_was_stopped_goes_on(number: int, tmp_path: Path) -> None:
     """What becomes of a killed rank is the launcher's to say: it ends the others before they could."""
+    target, iterations = tmp_path / "r", 400
+    words = [*OVERLAP, "--iterations", str(iterations), "-o", str(target)]
+    status, said = stop(words, target, number)
+    launch = json.loads((target / "run.json").read_text())["launches"][0]
+    if number == signal.SIGINT:
+        assert status == 128 + number, said
+        assert "mpicoll: stopped by SIGINT; what was measured is recorded, continue with" in said
+        assert "Traceback" not in said
+        assert launch["status"] == "stopped by SIGINT"
+    else:
+        assert status != 0
+        assert re.search(r"signal 9 \(Killed\)|Killed \(signal 9\)", said)
+        assert launch["status"] == "running"
+    kept = (target / "overlap.csv").read_bytes()
+    done = mpirun(2, [sys.executable, "-m", "mpicoll", *words, "--resume"], 100)
+    assert done.returncode == 0, done.stderr
+    rows, torn = overlap_file.read(target, 9)
+    assert not torn
+    whole = overlap_file.parse(kept, 9, "before")[1]
+    assert (target / "overlap.csv").read_bytes().startswith(kept[:whole])
+    timed = Counter(row["iteration"] for row in rows if not row["warmup"])
+    assert timed == dict.fromkeys(range(iterations), 9)
+    assert {row["launch"] for row in rows} == {0, 1}
+    assert "hidden" in done.stdout
+    assert [one["status"] for one in json.loads((target / "run.json").read_text())["launches"]] == [
+        launch["status"], "complete",
+    ]  # fmt: skip
+
+
+def stop(words: list[str], target: Path, number: int) -> tuple[int, str]:
+    """Begin a run, and send a signal to its last rank once some rows are there: status, and what was said."""
     launcher = find_mpirun()
-    words = [*OVERLAP, "--iterations", "100000", "-o", str(tmp_path / "r")]
     with scratch_directory() as scratch, subprocess.Popen(
         [launcher, "-n", "2", sys.executable, "-m", "mpicoll", *words], env=environment(launcher, scratch),
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         start_new_session=True,
     ) as process:  # fmt: skip
         try:
             deadline = time.monotonic() + 60
-            while not (tmp_path / "r" / "run.json").exists():
+            while not (target / "overlap.csv").exists():
                 assert time.monotonic() < deadline
-                time.sleep(0.05)
-            time.sleep(1)
+                assert process.poll() is None, process.stdout
+                time.sleep(0.02)
             running = descendants(process.pid)
             ranks = [pid for pid in running if Path(f"/proc/{pid}/exe").samefile(sys.executable)]
             os.kill(ranks[-1], number)
-            out, said = process.communicate(timeout=60)
+            said, _ = process.communicate(timeout=60)
         finally:
             if process.poll() is None:
                 kill_tree(process)
-    run = json.loads((tmp_path / "r" / "run.json").read_text())
-    if number == signal.SIGINT:
-        assert process.returncode == 128 + number, said
-        assert "mpicoll: stopped by SIGINT" in said
-        assert "Traceback" not in said
-        assert run["launches"][0]["status"] == "stopped by SIGINT"
-        return
-    assert process.returncode != 0
-    assert re.search(r"signal 9 \(Killed\)|Killed \(signal 9\)", out + said)
-    began = run["launches"][0]["started"]
-    with pytest.raises(
-        StoreError, match=re.escape(f"a run that began at {began} was killed, or has not ended")
-    ):
-        frame.load([tmp_path / "r"])
-    again = mpirun(2, [sys.executable, "-m", "mpicoll", *words], 100)
-    assert again.returncode == 2
-    assert "remove it, or choose another -o" in again.stderr
+    return process.returncode, said
