@@ -2,6 +2,6 @@
 
 import sys
 
-from mpicoll.bench.cli import main
+from mpicoll.__main__ import run
 
-sys.exit(main())
+sys.exit(run())

@@ -49,7 +49,7 @@ _BYTES: Pair = ("uint8", "sum")
 
 def add_parser(verbs: Any) -> None:
     """Add the verb `calibrate`."""
-    verb = verbs.add_parser("calibrate", help="measure what `mpicoll model` needs to know (under mpirun)")
+    verb = verbs.add_parser("calibrate")
     add = verb.add_argument
     add("-o", "--output", type=Path, default=Path("calibration"), metavar="DIR", help="(calibration)")
     add("--level", choices=("node", "net"), help="peer on the same or another node (net, if there are nodes)")

@@ -44,7 +44,7 @@ DRAWN: dict[str, tuple[str, int, dict[str, Any]]] = {
 
 def add_parser(subparsers: Any) -> None:
     """Add the verb `list`."""
-    verb = subparsers.add_parser("list", help="what algorithms there are, and what they cost")
+    verb = subparsers.add_parser("list")
     verb.add_argument("collective", nargs="?", help=f"one of {', '.join(COLLECTIVES)}")
     verb.add_argument("--ranks", metavar="P", help="count costs for P ranks, as 8 or 8,12 (the default)")
     verb.add_argument("--nodes", help="ranks per node, as 4,4, or the node of each rank (4 ranks per node)")

@@ -1,6 +1,7 @@
 """The command `mpicoll`: one verb each for listing, proving, measuring and reporting.
 
-Every rank parses, so that all of them agree on a wrong command line; only the first one says so.
+Every rank parses, so that all of them agree on a wrong command line; only the first one says so. Of all verbs
+only the one that was typed is imported: `mpicoll --help` is to be quick, and a rank to be started soon.
 Exit status: 0 good, 1 the answer is no, 2 wrong usage, 128 + signal when stopped.
 """
 
@@ -10,23 +11,9 @@ import argparse
 import signal
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any, NoReturn
 
-from mpicoll.bench import (
-    calibrate,
-    compare,
-    gpu_check,
-    importing,
-    info,
-    launch,
-    model,
-    overlap,
-    probe,
-    report,
-    sweep,
-    tools,
-)
-from mpicoll.bench.machine import version
 from mpicoll.bench.world import Refused, abort_on_error, in_words, is_first, let_the_first_speak
 from mpicoll.errors import MpicollError
 
@@ -48,37 +35,76 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"mpicoll: {message}; see {self.prog} --help\n")
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """The whole command line."""
+#: Of each verb: who adds its parser, within `mpicoll.bench`, and what it is for.
+VERBS = {
+    "list": ("catalogue:add_parser", "what algorithms there are, and what they cost"),
+    "show": ("tools:add_show", "draw what every rank holds after every round"),
+    "verify": ("tools:add_verify", "prove algorithms, and refuse mutants of them"),
+    "info": ("info:add_parser", "machine, MPI, placement, and what will spoil the numbers (under mpirun)"),
+    "probe": (
+        "probe:add_parser",
+        "prove whether this MPI can send and receive device memory (not under mpirun)",
+    ),
+    "calibrate": ("calibrate:add_parser", "measure what `mpicoll model` needs to know (under mpirun)"),
+    "sweep": ("sweep:add_parser", "measure own algorithms against MPI's (under mpirun)"),
+    "launch": (
+        "launch:add_parser",
+        "many launches of a sweep: ranks, nodes, placement, environments, repeats",
+    ),
+    "report": ("report:add_parser", "summary.csv, report.html and figures from sweeps and campaigns"),
+    "compare": ("compare:add_parser", "what changed between two results; status 1 on a regression"),
+    "overlap": (
+        "overlap:add_parser",
+        "how much gradient communication hides behind a training step (under mpirun)",
+    ),
+    "import": ("importing:add_parser", "results of OSU micro-benchmarks, Intel MPI Benchmarks or nccl-tests"),
+    "gpu-check": ("gpu_check:add_parser", "prove and measure device buffers here (under mpirun)"),
+    "model": ("model:add_parser", "predict times, what dominates them, and who wins where"),
+}
+
+
+class _Version(argparse.Action):
+    """Looks the version up when it is asked for."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        from mpicoll.bench.machine import version
+
+        parser.exit(message=f"mpicoll {version('mpicoll') or '(not installed)'}\n")
+
+
+def make_parser(verb: str | None = None) -> argparse.ArgumentParser:
+    """The command line: all of it, or of all verbs but one no more than what they are for."""
     parser = _Parser(
         prog="mpicoll", description="Collective algorithms: listed, proved, drawn, measured against MPI's."
     )
-    parser.add_argument(
-        "--version", action="version", version=f"mpicoll {version('mpicoll') or '(not installed)'}"
-    )
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    tools.add_parsers(verbs)
-    for module in (
-        info,
-        probe,
-        calibrate,
-        sweep,
-        launch,
-        report,
-        compare,
-        overlap,
-        importing,
-        gpu_check,
-        model,
-    ):
-        module.add_parser(verbs)
+    for name, (adder, purpose) in VERBS.items():
+        if verb not in (None, name):
+            verbs.add_parser(name, help=purpose)
+            continue
+        module, _, function = adder.partition(":")
+        getattr(import_module(f"mpicoll.bench.{module}"), function)(_Described(verbs, purpose))
     return parser
+
+
+class _Described:
+    """Gives a verb's parser what the verb is for."""
+
+    def __init__(self, verbs: Any, purpose: str) -> None:
+        self.verbs, self.purpose = verbs, purpose
+
+    def add_parser(self, name: str, **options: Any) -> argparse.ArgumentParser:
+        words = f"{self.purpose[0].upper()}{self.purpose[1:]}."
+        return self.verbs.add_parser(name, **{"help": self.purpose, "description": words, **options})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; its exit status."""
-    args = make_parser().parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    verb = next((word for word in words if not word.startswith("-")), "")
     try:
+        args = make_parser(verb).parse_args(words)
         with abort_on_error():
             return args.func(args)
     except MpicollError as error:

@@ -19,7 +19,6 @@ def add_parser(verbs: Any) -> None:
     """Add the verb `compare`."""
     parser = verbs.add_parser(
         "compare",
-        help="what changed between two results; status 1 on a regression",
         description="Compare the results in NEW with those in OLD, each a sweep or a campaign. Exit status 1 "
         "if there is a regression: a case whose ratio new / old is estimated above 1 + the threshold, whose "
         "whole 95 %% interval lies above 1, and which the test calls slower after Holm's correction for all "

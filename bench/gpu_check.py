@@ -58,7 +58,7 @@ Row = dict[str, Any]
 
 def add_parser(verbs: Any) -> None:
     """Add the verb `gpu-check`."""
-    parser = verbs.add_parser("gpu-check", help="prove and measure device buffers here (under mpirun)")
+    parser = verbs.add_parser("gpu-check")
     add = parser.add_argument
     add("-o", "--output", default="gpu-check", metavar="DIR", help="where results go (gpu-check)")
     add("--sizes", default="4:256M:8", help="bytes of the timed all-reduces (4:256M:8)")

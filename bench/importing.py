@@ -28,7 +28,6 @@ def add_parser(verbs: Any) -> None:
     """Add the verb `import`."""
     parser = verbs.add_parser(
         "import",
-        help="results of OSU micro-benchmarks, Intel MPI Benchmarks or nccl-tests",
         description="Read what another benchmark printed into a result directory. What its text does not say "
         "can be said here, or stays missing.",
     )

@@ -22,9 +22,7 @@ _MOST_LINES, _MOST_WORDS = 64, 16
 
 def add_parser(verbs: Any) -> None:
     """Add the verb `info`."""
-    parser = verbs.add_parser(
-        "info", help="machine, MPI, placement, and what will spoil the numbers (under mpirun)"
-    )
+    parser = verbs.add_parser("info")
     parser.add_argument(
         "--thread-level", choices=THREAD_LEVELS, default="funneled", help="asked of MPI (funneled)"
     )

@@ -42,7 +42,6 @@ def add_parser(verbs: Any) -> None:
     """Add the verb `launch`."""
     parser = verbs.add_parser(
         "launch",
-        help="many launches of a sweep: ranks, nodes, placement, environments, repeats",
         description="Launch every configuration of CAMPAIGN.toml several times, in shuffled order, and "
         "record each. Exit status 1 if any launch failed, 128 + signal when stopped.",
     )

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +173,8 @@ def slurm() -> dict[str, str]:
 
 def version(package: str) -> str | None:
     """The installed version of a package."""
+    from importlib import metadata  # slow, and not needed to show help
+
     with contextlib.suppress(metadata.PackageNotFoundError):
         return metadata.version(package)
     return None

@@ -28,7 +28,6 @@ def add_parser(verbs: Any) -> None:
     """Add the verb `model`."""
     verb = verbs.add_parser(
         "model",
-        help="predict times, what dominates them, and who wins where",
         description="Predict from schedules; no MPI needed. Sizes are nccl-tests' (all parts), in "
         "binary units (1M = 2^20); rates are decimal (25GB/s = 25e9 bytes per second).",
     )

@@ -43,9 +43,7 @@ _MOST = {"layers": 10_000, "width": 1 << 20, "batch": 1 << 30}
 
 def add_parser(verbs: Any) -> None:
     """Add the verb `overlap`."""
-    parser = verbs.add_parser(
-        "overlap", help="how much gradient communication hides behind a training step (under mpirun)"
-    )
+    parser = verbs.add_parser("overlap")
     add = parser.add_argument
     add("--layers", type=int, default=8, help="of the network (8)")
     add("--width", type=int, default=768, help="of every layer (768)")

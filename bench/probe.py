@@ -12,9 +12,7 @@ from mpicoll import device, probe
 
 def add_parser(verbs: Any) -> None:
     """Add the verb `probe`."""
-    parser = verbs.add_parser(
-        "probe", help="prove whether this MPI can send and receive device memory (not under mpirun)"
-    )
+    parser = verbs.add_parser("probe")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(func=run)
 

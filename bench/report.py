@@ -20,7 +20,7 @@ _TERMINAL = 160  # columns, above which a table is a list
 
 def add_parser(verbs: Any) -> None:
     """Add the verb `report`."""
-    parser = verbs.add_parser("report", help="summary.csv, report.html and figures from sweeps and campaigns")
+    parser = verbs.add_parser("report")
     parser.add_argument(
         "directories", nargs="+", type=Path, metavar="DIR", help="results of `mpicoll sweep` or `launch`"
     )

@@ -29,7 +29,6 @@ def add_parser(verbs: Any) -> None:
     """Add the verb `sweep`."""
     parser = verbs.add_parser(
         "sweep",
-        help="measure own algorithms against MPI's (under mpirun)",
         description="Measure own algorithms and MPI's own, interleaved in one launch, each result checked "
         "exactly. Every long flag is also a key of SPEC.toml; flags win.",
     )

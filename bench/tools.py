@@ -1,6 +1,6 @@
-"""The verbs that need no MPI: `list` (in catalogue.py), `show` and `verify`.
+"""The verbs `show` and `verify`, which need no MPI (like `list`, in catalogue.py).
 
-`add_parsers` puts them on a command line; each parser's ``func`` takes the parsed arguments and returns the
+Each parser's ``func`` takes the parsed arguments and returns the
 exit status: 0 good, 1 the answer is no, 2 wrong usage.
 """
 
@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import mpicoll.algorithms  # noqa: F401  (importing registers them)
-from mpicoll.bench import catalogue
 from mpicoll.bench.arguments import chosen, parse_nodes, parse_params, parse_ranks, usage
 from mpicoll.bench.loading import add_load, load
 from mpicoll.bench.machine import affinity
@@ -36,11 +35,9 @@ MOST_DRAWN = 1024
 MUTATED = (2, 3, 4, 5, 7, 8, 13)
 
 
-def add_parsers(subparsers: Any) -> None:
-    """Add the verbs `list`, `show` and `verify` to ``parser.add_subparsers()``."""
-    catalogue.add_parser(subparsers)
-
-    verb = subparsers.add_parser("show", help="draw what every rank holds after every round")
+def add_show(subparsers: Any) -> None:
+    """Add the verb `show`."""
+    verb = subparsers.add_parser("show")
     verb.add_argument("collective")
     verb.add_argument("algorithm")
     verb.add_argument("--ranks", type=int, default=4, metavar="P", help="number of ranks (4)")
@@ -54,7 +51,10 @@ def add_parsers(subparsers: Any) -> None:
     add_load(verb)
     verb.set_defaults(func=run_show)
 
-    verb = subparsers.add_parser("verify", help="prove algorithms, and refuse mutants of them")
+
+def add_verify(subparsers: Any) -> None:
+    """Add the verb `verify`."""
+    verb = subparsers.add_parser("verify")
     verb.add_argument("collective", nargs="?")
     verb.add_argument("algorithm", nargs="?")
     verb.add_argument("--ranks", default="1:64", metavar="P", help="as 1:64, or 2,3,8, or both (1:64)")

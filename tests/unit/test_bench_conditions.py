@@ -3,6 +3,7 @@
 import gc
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -371,6 +372,38 @@ def test_the_command_line_has_help_and_a_version(capsys):
     with pytest.raises(SystemExit) as stopped:
         cli.main(["frobnicate"])
     assert stopped.value.code == 2
+
+
+def test_help_imports_no_verb():
+    """It is to be there at once."""
+    code = (
+        "import sys; from mpicoll.__main__ import run\n"
+        "try: run()\nexcept SystemExit: print(sorted({'numpy', 'importlib.metadata'} & {*sys.modules}),"
+        "[name for name in sys.modules if name.startswith('mpicoll.bench.')])"
+    )
+    argv = [sys.executable, "-c", code, "--help"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True)
+    assert all(f"\n    {verb} " in done.stdout for verb in cli.VERBS)
+    assert set(re.findall(r"bench\.(\w+)", done.stdout.splitlines()[-1])) == {"cli", "machine", "world"}
+    assert done.stdout.splitlines()[-1].startswith("[] ")
+
+
+@pytest.mark.parametrize("module", ["mpicoll.bench.cli", "mpicoll.bench.world", "numpy", "mpi4py.MPI"])
+def test_ctrl_c_while_modules_are_imported_is_a_line(module):
+    code = """
+import runpy, sys
+class Interrupt:
+    def find_spec(self, name, *_):
+        if name == module:
+            sys.meta_path.remove(self)
+            raise KeyboardInterrupt
+module = sys.argv.pop(1)
+sys.meta_path.insert(0, Interrupt())
+runpy.run_module("mpicoll", run_name="__main__", alter_sys=True)
+"""
+    argv = [sys.executable, "-c", code, module, "info"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "mpicoll: stopped by SIGINT\n")
 
 
 @pytest.mark.parametrize("argv", [["frobnicate"], ["sweep", "--sizes", "x"]])
