@@ -36,6 +36,8 @@ from mpicoll.bench.sizes import parse_seconds
 from mpicoll.errors import ArgumentError
 
 PLACEMENTS = ("block", "cyclic")
+#: Fewer launches than this decide nothing: all values of four hold the median with 87.5 % only.
+ENOUGH_LAUNCHES = 5
 # More are a slip of the finger; and each repeat has a lock, which is an open file, each launch a record.
 MOST_REPEATS = 500
 MOST_LAUNCHES = 10_000
@@ -81,7 +83,7 @@ class Campaign:
     nodes: tuple[int, ...] = (1,)
     ppn: tuple[int, ...] = ()
     placement: tuple[str, ...] = ("block",)
-    repeats: int = 5
+    repeats: int = ENOUGH_LAUNCHES
     seed: int = 1
     timeout: float = 1800.0  # seconds for one launch
     spec: str | None = None  # a SPEC.toml for the sweep; read relative to the campaign's file

@@ -23,10 +23,12 @@ from typing import Any
 from mpicoll.bench import batch, execution, machine, sweep
 from mpicoll.bench.campaign import Campaign, Launch, read_campaign
 from mpicoll.bench.launchers import check, command, settings_of
+from mpicoll.bench.outlook import outlook
 from mpicoll.bench.progress import Progress
 from mpicoll.bench.records import replace_file
 from mpicoll.bench.sites import Site, read_site, shipped
 from mpicoll.bench.sizes import format_seconds
+from mpicoll.bench.spec import Spec
 from mpicoll.bench.store import require_same
 from mpicoll.errors import ArgumentError, MpicollError
 
@@ -70,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     refuse_inside_a_job()
     campaign = read_campaign(args.campaign)
     launches, left_out = campaign.plan()
-    check_sweeps(campaign, args.campaign)
+    specs = check_sweeps(campaign, args.campaign)
     if args.repeat is not None and not 0 <= args.repeat < campaign.repeats:
         raise ArgumentError(f"--repeat {args.repeat}: the repeats are 0 to {campaign.repeats - 1}")
     if args.resume and args.output is None:
@@ -85,7 +87,10 @@ def run(args: argparse.Namespace) -> int:
     directory = args.output or Path("results") / time.strftime("campaign-%Y%m%d-%H%M%S")
     for text in left_out:
         print(f"# left out: {text}", file=sys.stderr)
+    mine = [one for one in launches if args.repeat in (None, one.repeat)]
+    told = [f"# {text}" for text in outlook(campaign, mine, specs)]
     if args.slurm:
+        print(*told, sep="\n", file=sys.stderr)
         return submit(args, campaign, launches, site, directory)
     site = complete(site)
     if site.hosts and site.cores is None and not site.oversubscribe:
@@ -96,8 +101,8 @@ def run(args: argparse.Namespace) -> int:
             file=sys.stderr,
         )
     commands = {launch: words_of(campaign, site, launch, directory) for launch in launches}
-    mine = [one for one in launches if args.repeat in (None, one.repeat)]
     if args.dry_run:
+        print(*told, sep="\n")
         for launch in mine:
             print(f"# {launch.id}: {launch.title}\n{shlex.join(commands[launch])}")
         return 0
@@ -109,6 +114,7 @@ def run(args: argparse.Namespace) -> int:
     require_own(directory, head, resume=args.resume)  # before a lock file is put there
     with execution.held(directory, {one.repeat for one in mine}):
         record = begin(directory, head, commands, resume=args.resume)
+        print(*told, sep="\n", file=sys.stderr, flush=True)
         return carry_out(record, mine, campaign.timeout)
 
 
@@ -123,17 +129,19 @@ def refuse_inside_a_job() -> None:
         )
 
 
-def check_sweeps(campaign: Campaign, path: Path) -> None:
+def check_sweeps(campaign: Campaign, path: Path) -> dict[str, Spec]:
     """Let the sweep's own parser read what it will be given: better now than in a job that waited for hours.
 
-    Raises `ArgumentError` with the name of the options that it refuses.
+    What each of the options asks for. Raises `ArgumentError` with the name of the options that it refuses.
     """
+    specs = {}
     for options in campaign.options:
         launch = Launch(0, 0, 1, 1, 1, "block", "", options)
         try:
-            sweep.check_arguments(campaign.sweep_arguments(launch, Path("DIR"))[1:])
+            specs[options] = sweep.check_arguments(campaign.sweep_arguments(launch, Path("DIR"))[1:])
         except ArgumentError as error:
             raise ArgumentError(f"{path}, options {options}: {error}") from None
+    return specs
 
 
 def complete(site: Site) -> Site:

@@ -114,8 +114,8 @@ class _Raising(argparse.ArgumentParser):
         raise ArgumentError(message)
 
 
-def check_arguments(argv: Sequence[str]) -> None:
-    """Raise `ArgumentError` if the arguments (without the verb) are none that a sweep would take."""
+def check_arguments(argv: Sequence[str]) -> Spec:
+    """What arguments (without the verb) ask for. Raises `ArgumentError` if no sweep would take them."""
     parser = _Raising(prog="mpicoll")
     add_parser(parser.add_subparsers(parser_class=_Raising))
     args = parser.parse_args(["sweep", *argv])
@@ -123,6 +123,7 @@ def check_arguments(argv: Sequence[str]) -> None:
     if not args.load:  # such a file may import MPI, which a process that starts MPI jobs must not
         expand(spec, spec.root + 1)
         _check_contenders(spec, {name: contenders_for(spec, name) for name in spec.collective})
+    return spec
 
 
 def spec_of(args: argparse.Namespace) -> Spec:

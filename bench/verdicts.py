@@ -15,12 +15,11 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+from mpicoll.bench.campaign import ENOUGH_LAUNCHES as ENOUGH_LAUNCHES
 from mpicoll.bench.intervals import ALPHA, bootstrap, intervals_of_medians, log_error, median_interval
 
 #: Differences below this count as none: a whole interval within 1/(1+MARGIN) to 1+MARGIN is a tie.
 MARGIN = 0.05
-#: Fewer launches than this decide nothing: all values of four hold the median with 87.5 % only.
-ENOUGH_LAUNCHES = 5
 
 
 @dataclass(frozen=True, slots=True)

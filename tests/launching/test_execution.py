@@ -13,12 +13,15 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from mpicoll.bench import execution, launch
+from mpicoll.bench.campaign import read_campaign
 from mpicoll.bench.launch import begin, refuse_inside_a_job
+from mpicoll.bench.outlook import outlook
 from mpicoll.errors import ArgumentError
 
 FAKE = Path(__file__).with_name("fake_mpirun.py")
@@ -199,6 +202,21 @@ def test_a_dry_run_prints_what_is_run_and_leaves_nothing(folder):
     assert len(commands) == 2
     assert all(line.startswith(f"{folder / 'mpirun'} -n ") and line.endswith("--resume") for line in commands)
     assert not (folder / "r").exists()
+    assert "# 2 launches × about " in out
+    assert "# 2 repeats give no verdicts: a verdict needs 5 launches (repeats = 5)" in out
+
+
+def test_a_campaign_says_what_it_takes_and_whether_it_decides(tmp_path):
+    (tmp_path / "c.toml").write_text(
+        "ranks = [2, 4]\nrepeats = 4\n[sweep]\nsizes = '4,1K'\ncase-time = '3s'\n"
+        "[options.a]\ncache = 'warm'\n[options.b]\ncache = 'warm,cold'\ntime-limit = '10s'\n"
+    )
+    campaign = read_campaign(tmp_path / "c.toml")
+    (launches, _), specs = campaign.plan(), launch.check_sweeps(campaign, tmp_path / "c.toml")
+    took, undecided = outlook(campaign, launches, specs)  # 2 + 2 cases of 3 s; 2 + the limit, 10 s
+    assert took.startswith("16 launches × about 8 s to 12 s at most = 2.67 min one after the other (")
+    assert undecided.startswith("4 repeats give no verdicts")
+    assert len([*outlook(replace(campaign, repeats=5), launches[:1], specs)]) == 1
 
 
 def test_more_ranks_than_cores_are_refused_or_said(folder, capsys, monkeypatch):
