@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from fnmatch import fnmatch
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -90,6 +91,24 @@ def test_example_runs(name: str, ranks: int) -> None:
 @pytest.mark.parametrize("block", PYTHON, ids=lambda b: b.partition("\n")[0])
 def test_python_in_the_readme_is_part_of_an_example(block: str) -> None:
     assert any(block in (ROOT / "examples" / name).read_text(encoding="utf-8") for name in EXAMPLES)
+
+
+def test_the_imports_that_a_page_names_are_those_of_the_example() -> None:
+    example = (ROOT / "examples" / "my_allreduce.py").read_text(encoding="utf-8").splitlines()
+    for page in (README, (ROOT / "docs" / "writing-an-algorithm.md").read_text(encoding="utf-8")):
+        named = re.findall(r"`(from mpicoll import [^`]+)`", page)
+        assert named
+        assert set(named) <= set(example)
+
+
+def test_git_ignores_what_the_commands_leave() -> None:
+    """Of the README and the pages in docs: whoever tries them in the checkout has a clean one."""
+    ignored = [line.strip("/") for line in (ROOT / ".gitignore").read_text().splitlines()]
+    pages = [README, *(page.read_text(encoding="utf-8") for page in (ROOT / "docs").glob("*.md"))]
+    text = "\n".join(b for page in pages for b in re.findall(r"^```shell\n(.*?)^```$", page, re.M | re.S))
+    left = re.findall(r"(?:-o|--svg|--csv|>) ([\w.-]+)(?![\w./-])", text)
+    assert {"my-ring", "overlap-here", "forgot.py"} <= set(left)
+    assert [name for name in left if not any(fnmatch(name, pattern) for pattern in ignored)] == []
 
 
 @pytest.mark.parametrize("block", [b for b in SHELL if not elsewhere(b)], ids=lambda b: b.partition("\n")[0])
