@@ -57,7 +57,7 @@ demo: .venv/.stamp
 
 demo-run:
 	@export PATH="$(abspath $(BIN)):$$PATH"; \
-	mpirun -n 2 mpicoll sweep $(DEMO_FLAGS) -o $(DEMO_DIR); \
+	mpirun -n 2 --bind-to core mpicoll sweep $(DEMO_FLAGS) -o $(DEMO_DIR); \
 	mpicoll report $(DEMO_DIR); \
 	echo; echo "The report: $(abspath $(DEMO_DIR))/report.html"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -79,6 +80,21 @@ def _window(world: World, sync: str) -> Hazard | None:
     )
 
 
+def _flags(world: World, mpich: str, openmpi: str, slurm: str) -> str:
+    """What to type for the launcher at hand: that of the MPI that runs, and `srun` within a job of Slurm."""
+    known = {"MPICH": f"mpirun {mpich}", "Open MPI": f"mpirun {openmpi}"}
+    mine = [command for vendor, command in known.items() if world.vendor.startswith(vendor)]
+    others = [f"{vendor}: {command}" for vendor, command in known.items()]
+    within_slurm = [f"srun {slurm}"] if "SLURM_JOB_ID" in os.environ else []
+    return "; or ".join([*(mine or others), *within_slurm])
+
+
+def as_bound(world: World) -> str:
+    """The flag that binds ranks as these are bound, for a command that continues; "" if they are not."""
+    known = world.vendor.startswith(("MPICH", "Open MPI"))
+    return " --bind-to core" if known and world.ppn > 1 and _binding(world) is None else ""
+
+
 def _binding(world: World) -> Hazard | None:
     """Ranks of a node that may all run on the same several CPUs are not bound."""
     for node in sorted(set(world.nodes)):
@@ -88,7 +104,7 @@ def _binding(world: World) -> Hazard | None:
             return Hazard(
                 f"ranks are not bound: {ranks} of them may run on any of CPUs {mask}",
                 "they move between cores and lose their caches",
-                "MPICH: mpirun -bind-to core; Open MPI: mpirun --bind-to core; Slurm: srun --cpu-bind=cores",
+                _flags(world, "--bind-to core", "--bind-to core", "--cpu-bind=cores"),
             )
     return None
 
@@ -104,7 +120,7 @@ def _shared_cores(world: World) -> Hazard | None:
     return Hazard(
         f"{len(crowded)} cores run more than one rank on their hardware threads",
         "these ranks share execution units and caches",
-        "MPICH: mpirun -bind-to core; Open MPI: mpirun --map-by core; Slurm: srun --hint=nomultithread",
+        _flags(world, "--bind-to core", "--map-by core --bind-to core", "--hint=nomultithread"),
     )
 
 

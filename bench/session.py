@@ -12,7 +12,7 @@ from pathlib import Path
 
 from mpicoll.bench import formats
 from mpicoll.bench.cases import Case
-from mpicoll.bench.hazards import find_hazards
+from mpicoll.bench.hazards import as_bound, find_hazards
 from mpicoll.bench.info import calibration_facts, describe
 from mpicoll.bench.loading import Facts, digests
 from mpicoll.bench.measure import Bench, Measured
@@ -216,7 +216,8 @@ class Session:
         """The command that continues this sweep."""
         more = f" -o {self.directory}" if self.unnamed else ""
         more += "" if self.resume else " --resume"
-        return f"mpirun -n {self.world.size} {shlex.join(['mpicoll', *sys.argv[1:]])}{more}"
+        mpirun = f"mpirun -n {self.world.size}{as_bound(self.world)}"
+        return f"{mpirun} {shlex.join(['mpicoll', *sys.argv[1:]])}{more}"
 
     def _finish(self, cases: int) -> int:
         """Say what came of it; the exit status."""

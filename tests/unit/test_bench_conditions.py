@@ -34,7 +34,7 @@ KNOWN = {
 }
 
 
-def job(nodes, cpus, *, numa=(), machines=(), quota=None, thread_level="funneled", **facts):
+def job(nodes, cpus, *, numa=(), machines=(), quota=None, thread_level="funneled", vendor="V 1", **facts):
     """A `World` as ranks on `nodes` with these CPU masks would see it."""
     size = len(nodes)
     return world.World(
@@ -49,7 +49,7 @@ def job(nodes, cpus, *, numa=(), machines=(), quota=None, thread_level="funneled
         machine={**KNOWN, **facts},
         software={"python": "3", "mpicoll": None, "mpi4py": "4", "numpy": "2", "git": None},
         library="L",
-        vendor="V 1",
+        vendor=vendor,
     )
 
 
@@ -68,6 +68,29 @@ def _quiet(monkeypatch):
     for rank, size in world._LAUNCHERS:
         monkeypatch.delenv(rank, raising=False)
         monkeypatch.delenv(size, raising=False)
+
+
+@pytest.mark.parametrize(
+    ("vendor", "slurm", "fix"),
+    [
+        ("MPICH 5.0.2", False, "mpirun --bind-to core"),
+        ("Open MPI 5.0.11", True, "mpirun --bind-to core; or srun --cpu-bind=cores"),
+        ("V 1", False, "MPICH: mpirun --bind-to core; or Open MPI: mpirun --bind-to core"),
+    ],
+)
+def test_the_flag_that_binds_is_that_of_the_mpi_that_runs(monkeypatch, vendor, slurm, fix):
+    if slurm:
+        monkeypatch.setenv("SLURM_JOB_ID", "1")
+    (found,) = [
+        h for h in hazards.find_hazards(shared("0-3", "0-3", vendor=vendor), (True, "")) if "bound" in h.what
+    ]
+    assert found.fix == fix
+
+
+def test_a_command_that_continues_binds_ranks_that_were_bound():
+    assert hazards.as_bound(two(vendor="MPICH 5.0.2")) == ""  # one rank on each node: nothing to see
+    assert hazards.as_bound(shared("0", "1", vendor="MPICH 5.0.2")) == " --bind-to core"
+    assert hazards.as_bound(shared("0-1", "0-1", vendor="MPICH 5.0.2")) == ""
 
 
 def test_a_good_job_has_no_hazards():
@@ -383,7 +406,7 @@ def test_help_imports_no_verb():
     )
     argv = [sys.executable, "-c", code, "--help"]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True)
-    assert all(f"\n    {verb} " in done.stdout for verb in cli.VERBS)
+    assert all(re.search(rf"^    {verb}\s", done.stdout, re.M) for verb in cli.VERBS)
     assert set(re.findall(r"bench\.(\w+)", done.stdout.splitlines()[-1])) == {"cli", "machine", "world"}
     assert done.stdout.splitlines()[-1].startswith("[] ")
 
