@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 
 from mpicoll.algorithms.patterns import base_factors, ceil_log2, floor_log2, powers
-from mpicoll.bench import catalogue, tools
+from mpicoll.bench import catalogue, cli
 from mpicoll.bench.libraries import libraries, libraries_text
 from mpicoll.collectives import COLLECTIVES
 from mpicoll.registry import Algorithm, algorithm, algorithms, get, unregister
@@ -29,8 +28,7 @@ Run = Callable[..., int]
 @pytest.fixture
 def run() -> Run:
     """Run a verb; returns its exit status."""
-    parser = argparse.ArgumentParser()
-    tools.add_parsers(parser.add_subparsers(required=True))
+    parser = cli.make_parser()
 
     def call(*words: str) -> int:
         args = parser.parse_args(words)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import subprocess
@@ -24,8 +23,7 @@ Run = Callable[..., int]
 @pytest.fixture
 def run() -> Run:
     """Run a verb; returns its exit status."""
-    parser = argparse.ArgumentParser()
-    tools.add_parsers(parser.add_subparsers(required=True))
+    parser = cli.make_parser()
 
     def call(*words: str) -> int:
         args = parser.parse_args(words)
