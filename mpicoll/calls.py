@@ -17,7 +17,7 @@ from mpi4py import MPI
 from .buffers import Buffer, parse, parse_parts
 from .errors import ArgumentError, Unsupported
 from .ops import Operation, resolve
-from .plan import Layout, vector_layout
+from .program import Layout, vector_layout
 
 
 @dataclass(slots=True)

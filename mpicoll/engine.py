@@ -14,7 +14,7 @@ from mpi4py import MPI
 from . import device
 from .memory import Array, Bound, DeviceMemory
 from .ops import Operation, local_reduction
-from .plan import CALLER, DOWN, MAIN, UP, Await, Combine, Copy, Mark, Start, Sync, Wait
+from .program import CALLER, DOWN, MAIN, UP, Await, Combine, Copy, Mark, Start, Sync, Wait
 from .watch import GAVE_UP, PLAN_IS_BROKEN, PLAN_IS_BUSY, Watch
 
 

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .errors import ScheduleError
-from .plan import (
+from .program import (
     CALLER,
     DEVICE_RECV,
     DEVICE_SEND,

@@ -12,7 +12,7 @@ from mpi4py import MPI
 
 from . import device
 from .buffers import Buffer
-from .plan import (
+from .program import (
     DEVICE_RECV,
     DEVICE_SEND,
     LANDING,

@@ -16,7 +16,7 @@ from mpi4py import MPI
 from .extension import FIX, why_missing
 from .memory import Bound, Memory
 from .ops import Operation, local_reduction
-from .plan import Copy, Mark, Start, Wait
+from .program import Copy, Mark, Start, Wait
 from .watch import Watch
 
 try:

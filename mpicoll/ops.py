@@ -17,7 +17,7 @@ from mpi4py import MPI
 
 from .buffers import PAIRS, Buffer
 from .errors import ArgumentError
-from .plan import LANDING, Combine, Copy
+from .program import LANDING, Combine, Copy
 
 _REAL = "sum prod max min"
 _LOGICAL = "land lor lxor"

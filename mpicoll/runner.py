@@ -21,7 +21,7 @@ from .errors import ArgumentError, MpicollError
 from .memory import Bound
 from .native import bind_native, native_status
 from .ops import Operation
-from .plan import Program
+from .program import Program
 from .watch import Environment, Watch
 
 ENGINES = ("native", "python")

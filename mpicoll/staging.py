@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from .errors import ArgumentError
-from .plan import (
+from .program import (
     DEVICE_RECV,
     DEVICE_SEND,
     LANDING,

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from .plan import (
+from .program import (
     CALLER,
     DEVICE_RECV,
     DEVICE_SEND,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from mpi4py import MPI
 
 from .errors import MpicollError, TimeoutExpired
-from .plan import Message, Program, Start, Wait
+from .program import Message, Program, Start, Wait
 
 GAVE_UP, PLAN_IS_BROKEN, PLAN_IS_BUSY = -1, -2, -3  # as in _runner.h
 

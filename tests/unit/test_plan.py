@@ -14,18 +14,8 @@ import pytest
 
 import mpicoll
 from mpicoll import lockstep
-from mpicoll.plan import (
-    LANDING,
-    RECV,
-    SEND,
-    Combine,
-    Copy,
-    Layout,
-    Mark,
-    Start,
-    compile_program,
-    vector_layout,
-)
+from mpicoll.plan import compile_program
+from mpicoll.program import LANDING, RECV, SEND, Combine, Copy, Layout, Mark, Start, vector_layout
 
 SIZES = [1, 2, 3, 4, 5, 8, 9]
 STRIPES = [(1, 1), (3, 2)]  # channels, depth

@@ -17,13 +17,8 @@ import pytest
 import mpicoll
 from mpicoll import lockstep
 from mpicoll.errors import ScheduleError
-from mpicoll.plan import (
-    Await,
-    Layout,
-    Program,
-    Sync,
-    compile_program,
-)
+from mpicoll.plan import compile_program
+from mpicoll.program import Await, Layout, Program, Sync
 from mpicoll.staging import STAGINGS, staged
 
 # (collective, algorithm, in place, channels): all collectives, every kind of program.
