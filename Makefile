@@ -10,6 +10,8 @@ SHELL := /bin/bash
 ifndef SIDE_BY_SIDE
 .NOTPARALLEL:
 endif
+# Containers often forbid Python to keep its bytecode; then each of the many processes here compiles pandas anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 # Set PYTHON to choose one; otherwise the first of these that is at least 3.11, else at least 3.10.
 PYTHON ?=
