@@ -1,11 +1,8 @@
-"""`mpirun … mpicoll calibrate`: what a message, a byte and combining a byte cost here, for `mpicoll model`.
+"""`mpirun … mpicoll calibrate`: what messages, bytes, combining and copying cost here, for `mpicoll model`.
 
 Rank 0 exchanges messages with one other rank, the first of its node, or of another with ``--level net``; the
-others sleep. What is timed are plans like those of collectives, on the engine that is calibrated: schedules
-with a few and with many rounds of one pattern, whose difference gives the cost of a round, and whose
-remainder that of a call. Patterns: one way (to and fro), both ways at once, both ways with combining (for
-each type and operation), and several messages in a round. Curves are fitted in pieces, robustly, and
-residuals kept: a protocol switch is a piece.
+others sleep. What is timed is in `patterns`. Curves are fitted in pieces, robustly, and residuals kept: a
+protocol switch is a piece.
 """
 
 from __future__ import annotations
@@ -16,35 +13,20 @@ import io
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from mpicoll.bench import machine
 from mpicoll.bench.cases import dtype_of
 from mpicoll.bench.data import FOLDS, undefined
 from mpicoll.bench.fit import fit_curve
+from mpicoll.bench.patterns import BURST, MESSAGES, Bench, Pair, Row
 from mpicoll.bench.records import replace_file, write_json
 from mpicoll.bench.sizes import format_bytes, format_seconds, parse_sizes
 from mpicoll.bench.store import explained
-from mpicoll.bench.timing import measure, no_garbage_collection, orders
 from mpicoll.bench.world import Refused, World, launcher_problem, start
-from mpicoll.cost import Machine, straight
+from mpicoll.cost import Machine
 from mpicoll.errors import ArgumentError
-from mpicoll.registry import Params, algorithm, unregister
-from mpicoll.schedule import Recv, Round, Schedule, Send, Side, Window
-
-_FEW, _MANY = 2, 6
-_BUDGET = 0.12  # seconds for each pattern and size
-_PATTERNS = ("one_way", "exchange", "combine", "burst")
-_BURST = 5  # messages in a round
-
-Row = dict[str, Any]
-Pair = tuple[str, str]  # a NumPy type and an operation
-_BYTES: Pair = ("uint8", "sum")
 
 
 def add_parser(verbs: Any) -> None:
@@ -77,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     pair = world.control.Split(0 if world.rank in (0, peer) else 1, world.rank)
     rows = []
     if world.rank in (0, peer):
-        rows = _measure(pair, sizes, pairs, args.engine)
+        rows = Bench(pair, args.engine).run(sizes, pairs)
     done = world.control.Ibarrier()
     while not done.Test():  # the others must not take the cores of those that measure
         time.sleep(0.005)
@@ -128,102 +110,6 @@ def _peer(world: World, level: str | None) -> int:
     return found[0]
 
 
-# -- patterns ----------------------------------------------------------------------------------------------
-
-
-def _rounds(pattern: str, rank: int, count: int) -> Schedule:
-    """So many rounds of a pattern between ranks 0 and 1, on one block (one per message in a burst)."""
-    peer, block = 1 - rank, (Window(0),)
-    for turn in range(count):
-        if pattern == "one_way":
-            sends = turn % 2 == rank
-            yield Round((Send(peer, block),), ()) if sends else Round((), (Recv(peer, block),))
-        elif pattern == "combine":
-            side = Side.LEFT if peer < rank else Side.RIGHT
-            yield Round((Send(peer, block),), (Recv(peer, block, side),))
-        else:
-            messages = range(1 if pattern == "exchange" else _BURST)
-            yield Round(
-                tuple(Send(peer, (Window(2 * m + rank),)) for m in messages),
-                tuple(Recv(peer, (Window(2 * m + peer),)) for m in messages),
-            )
-
-
-@contextmanager
-def _registered() -> Iterator[None]:
-    """The patterns as algorithms, for measurement only."""
-    names = []
-    for pattern in _PATTERNS:
-        for count in (_FEW, _MANY):
-
-            def generate(rank: int, size: int, pattern: str = pattern, count: int = count) -> Schedule:
-                """A pattern of messages, again and again."""
-                return _rounds(pattern, rank, count)
-
-            def count_blocks(size: int, params: Params, pattern: str = pattern) -> int:
-                return {"exchange": 2, "burst": 2 * _BURST}.get(pattern, 1)
-
-            names.append(f"calibration_{pattern}_{count}")
-            algorithm("allreduce", blocks=count_blocks, name=names[-1])(generate)
-    try:
-        yield
-    finally:
-        for name in names:
-            unregister("allreduce", name)
-
-
-def _measure(pair: Any, sizes: list[int], pairs: list[Pair], engine: str | None) -> list[Row]:
-    """Rows (pattern, type, operation, bytes of a message, seconds of a round, and of the rest), on both."""
-    from mpi4py import MPI
-
-    import mpicoll
-
-    own: Any = mpicoll.Comm(pair)
-    barrier = own.Barrier_init(engine=engine)
-    kinds = [(pattern, *_BYTES) for pattern in _PATTERNS]  # what is not combined is bytes
-    kinds[2:3] = [("combine", dtype, op) for dtype, op in pairs]
-    rows = []
-    with _registered(), no_garbage_collection():
-        for pattern, dtype, op in kinds:
-            blocks = {"exchange": 2, "burst": 2 * _BURST}.get(pattern, 1)
-            unit = np.dtype(dtype).itemsize
-            for nbytes in [8] if pattern == "burst" else [n for n in sizes if n % unit == 0]:
-                data = np.zeros(nbytes // unit * blocks, dtype)
-                plans = [
-                    own.Allreduce_init(
-                        MPI.IN_PLACE, data, getattr(MPI, op.upper()), engine=engine, channels=1,
-                        algorithm=f"calibration_{pattern}_{rounds}",
-                    )
-                    for rounds in (_FEW, _MANY)
-                ]  # fmt: skip
-                few, many, samples = _times(pair, [plan.run for plan in plans], barrier.run)
-                each = (many - few) / (_MANY - _FEW)
-                rows.append(
-                    {"pattern": pattern, "dtype": dtype, "op": op, "bytes": nbytes, "round": each,
-                     "call": few - _FEW * each, "engine": plans[0].engine, "samples": samples}
-                )  # fmt: skip
-                for plan in plans:
-                    plan.free()
-    barrier.free()
-    own.Free()
-    return rows
-
-
-def _times(pair: Any, calls: list[Callable[[], Any]], barrier: Callable[[], Any]) -> tuple[float, float, int]:
-    """Median seconds of each call, slowest rank."""
-    from mpi4py import MPI
-
-    begun = time.perf_counter()
-    measure([calls], barrier, orders(2, 3, 0), prime=False)
-    each = pair.allreduce((time.perf_counter() - begun) / 3, op=MPI.MAX)
-    iterations = max(7, min(400, int(_BUDGET / each)))
-    mine = measure([calls], barrier, orders(2, iterations, 1), prime=False).seconds
-    slowest = np.empty_like(mine)
-    pair.Allreduce(mine, slowest, op=MPI.MAX)
-    few, many = (statistics.median(column) for column in slowest.T.tolist())
-    return few, many, iterations
-
-
 # -- from rows to a machine --------------------------------------------------------------------------------
 
 
@@ -232,33 +118,32 @@ def machine_from(rows: list[Row], name: str, host: str = "", cpu: str = "") -> t
 
     Raises `ArgumentError` if a pattern is missing.
     """
-
-    def points(pattern: str) -> list[tuple[float, float]]:
-        return [(r["bytes"], max(r["round"], 1e-9)) for r in rows if r["pattern"] == pattern]
-
-    both = dict(points("exchange"))
-    curves = {pattern: fit_curve(points(pattern)) for pattern in ("one_way", "exchange")}
-    extra: dict[str, list[tuple[float, float]]] = {}
-    for row in (row for row in rows if row["pattern"] == "combine"):
-        seconds = max(max(row["round"], 1e-9) - both[row["bytes"]], 1e-10)
-        extra.setdefault(f"{row['dtype']} {row['op']}", []).append((row["bytes"], seconds))
-    combines = {pair: fit_curve(known, through_zero=True) for pair, known in extra.items()}
-    burst = next(t for _, t in points("burst"))
-    gap = max(0.0, (burst - curves["exchange"](8)) / (_BURST - 1))
-    call = statistics.median([max(0.0, r["call"]) for r in rows if r["bytes"] <= 4096])
+    points: dict[str, list[tuple[float, float]]] = {}
+    for row in rows:
+        seconds = max(row["round"], 1e-9 if row["pattern"] in MESSAGES else 1e-10)
+        points.setdefault(_which(row), []).append((row["bytes"], seconds))
+    ((_, burst),) = points.pop("burst", [(0, None)])
+    if burst is None or not points.keys() >= {*MESSAGES, "copy"}:
+        raise ArgumentError(f"a calibration needs burst, copy, {', '.join(MESSAGES)}, not {list(points)}")
+    curves = {which: fit_curve(known, through_zero=which not in MESSAGES) for which, known in points.items()}
+    combines = {which: curve for which, curve in curves.items() if which not in (*MESSAGES, "copy")}
+    calls = [max(0.0, row["call"]) for row in rows if row["pattern"] in MESSAGES and row["bytes"] <= 4096]
     machine = Machine(
-        curves["one_way"], curves["exchange"], next(iter(combines.values())), gap, call,
-        overlap=False, name=name, combines=tuple(combines.items()), host=host, cpu=cpu,
+        curves["one_way"], curves["exchange"], next(iter(combines.values())),
+        gap=max(0.0, (burst - curves["exchange"](8)) / (BURST - 1)), call=statistics.median(calls),
+        overlap=False, name=name, combines=tuple(combines.items()), host=host, cpu=cpu, copy=curves["copy"],
+        one_way_relayed=curves["one_way_relayed"], exchange_relayed=curves["exchange_relayed"],
     )  # fmt: skip
-
-    def model(row: Row) -> float:
-        combined = combines[f"{row['dtype']} {row['op']}"] if row["pattern"] == "combine" else straight(0, 0)
-        return curves.get(row["pattern"], curves["exchange"])(row["bytes"]) + combined(row["bytes"])
-
     told = [{**row, "model": None, "residual": None} for row in rows]
     for row in (row for row in told if row["pattern"] != "burst"):
-        row.update(model=model(row), residual=model(row) / max(row["round"], 1e-9) - 1)
+        model = curves[_which(row)](row["bytes"])
+        row.update(model=model, residual=model / max(row["round"], 1e-10) - 1)
     return machine, told
+
+
+def _which(row: Row) -> str:
+    """The curve that a row is a point of."""
+    return f"{row['dtype']} {row['op']}" if row["pattern"] == "combine" else str(row["pattern"])
 
 
 def _report(world: World, rows: list[Row], peer: int, args: argparse.Namespace) -> None:
@@ -276,18 +161,19 @@ def _report(world: World, rows: list[Row], peer: int, args: argparse.Namespace) 
     writer.writerows(told)
     replace_file(args.output / "calibration.csv", text.getvalue())
     print(describe(found))
-    worst = sorted(abs(row["residual"]) for row in told if row["residual"] is not None)
-    print(f"residuals: median {statistics.median(worst):.1%}, largest {worst[-1]:.1%}")
+    worst = sorted(abs(row["residual"]) for row in told if row["pattern"] in MESSAGES)
+    print(f"residuals of messages: median {statistics.median(worst):.1%}, largest {worst[-1]:.1%}")
     print(f"in {args.output}; next: mpicoll model allreduce --machine {args.output / 'machine.json'}")
 
 
 def describe(machine: Machine) -> str:
     """The numbers of a machine, in words."""
     lines = [machine.name]
-    combines = machine.combines or (("combine", machine.combine),)
-    for what, curve in (("one_way", machine.one_way), ("exchange", machine.exchange), *combines):
-        for begin, seconds, slope in curve.pieces:
+    curves = {key: getattr(machine, key) for key in (*MESSAGES, "copy")}
+    curves |= dict(machine.combines or (("combine", machine.combine),))
+    for what, curve in curves.items():
+        for begin, seconds, slope in curve.pieces if curve is not None else ():
             rate = f"{1e-9 / slope:.3g} GB/s" if slope > 0 else "no time per byte"
             start = format_bytes(int(begin))
-            lines.append(f"  {what:<14} from {start:<8} {format_seconds(seconds)} + {rate}")
+            lines.append(f"  {what:<17} from {start:<8} {format_seconds(seconds)} + {rate}")
     return "\n".join([*lines, f"  gap {format_seconds(machine.gap)}, call {format_seconds(machine.call)}"])

@@ -23,8 +23,10 @@ from mpicoll.bench.panels import grave_hazards, panel_title, place_names
 from mpicoll.bench.prediction import LARGE, case_of
 from mpicoll.bench.sections import Loaded, Section, Table
 from mpicoll.bench.sizes import format_seconds
+from mpicoll.bounds import bound
 from mpicoll.collectives import collective
-from mpicoll.cost import Machine, bound, cost, faster, straight
+from mpicoll.cost import Machine, cost, faster
+from mpicoll.curves import straight
 from mpicoll.errors import ArgumentError, MpicollError
 
 COLUMNS = ("model_seconds", "bound_seconds", "residual")

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mpicoll.cost import Curve
+from mpicoll.curves import Curve
 from mpicoll.errors import ArgumentError
 
 _HUBER = 0.1  # relative errors beyond count linearly

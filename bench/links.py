@@ -7,7 +7,8 @@ from pathlib import Path
 
 from mpicoll.bench.sections import Loaded, Section, Table
 from mpicoll.bench.sizes import format_seconds
-from mpicoll.cost import Curve, Machine
+from mpicoll.cost import Machine
+from mpicoll.curves import Curve
 
 _LARGE = 16 << 20  # bytes, where a rate is that of the last byte
 

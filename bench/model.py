@@ -16,7 +16,9 @@ from mpicoll.bench.export import goal, msccl
 from mpicoll.bench.loading import add_load, load
 from mpicoll.bench.quantities import parse_rate, parse_time
 from mpicoll.bench.sizes import format_bytes, format_seconds, parse_sizes
-from mpicoll.cost import NOMINAL, Cost, Machine, bound, cost, faster, straight, uniform
+from mpicoll.bounds import bound
+from mpicoll.cost import NOMINAL, Cost, Machine, cost, faster, uniform
+from mpicoll.curves import straight
 from mpicoll.errors import ArgumentError, Unsupported
 from mpicoll.fabric import FABRICS, cost_on, make_fabric
 from mpicoll.registry import Algorithm

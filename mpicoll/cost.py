@@ -4,10 +4,13 @@ A step costs what its busiest rank needs for it:
 
     α + g·(messages − 1) + β·bytes/ports + γ·bytes combined
 
-α is the latency of a message, g the gap between two messages of one round, β the time per byte, and γ that of
-combining. α and β may depend on the size of a message (libraries switch protocols), and on whether a rank
-sends and receives at once; γ depends on the size, too (caches). A collective striped over channels sends that
-many messages for each, and may combine one stripe while another is under way.
+and the call the copy of a rank's own part besides (`ownwork`). α is the latency of a message, g the gap
+between two messages of one round, β the time per byte, and γ that of combining. α and β may depend on the
+size of a message (libraries switch protocols), on whether a rank sends and receives at once, and on whether
+it passes on what it has just written: where that is read from the sender's cache, it takes longer. γ depends
+on the size, too. What is too large for the caches costs as much in small messages as in one (`Curve.within`).
+A collective striped over channels sends that many messages for each, and may combine one stripe while another
+is under way.
 
 The model is LogGP's (Alexandrov, Ionescu, Schauser, Scheiman, SPAA, 1995) with overheads and latency in one
 number. Everything is in seconds, bytes and seconds per byte; data is nccl-tests' size (`total_bytes`).
@@ -16,69 +19,20 @@ number. Everything is in seconds, bytes and seconds per byte; data is nccl-tests
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
-from itertools import pairwise
-from math import ceil, isfinite, pow
+from math import ceil, isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from .algorithms.tuning import ALPHA_SECONDS, BETA_SECONDS_PER_BYTE
+from .curves import FREE, Curve, straight
 from .errors import ArgumentError
 from .loads import Load, Run, blocks_per_total
+from .ownwork import copied, relays, touched
 from .registry import Algorithm, get
 from .steps import steps
-
-Piece = tuple[float, float, float]  # from this size on [B]: seconds, seconds per byte
-
-
-@dataclass(frozen=True, slots=True)
-class Curve:
-    """Time by size, linear in pieces: ``seconds + per_byte·size`` from ``from_bytes`` on."""
-
-    pieces: tuple[Piece, ...]
-
-    def __post_init__(self) -> None:
-        if not self.pieces or self.pieces[0][0] != 0 or any(b[0] <= a[0] for a, b in pairwise(self.pieces)):
-            raise ArgumentError(f"the pieces of a curve begin at 0 B and go up, not {self.pieces}")
-        # As a file says them, so that equal curves have equal texts.
-        exact = tuple((float(start), float(seconds), float(slope)) for start, seconds, slope in self.pieces)
-        object.__setattr__(self, "pieces", exact)
-
-    def at(self, nbytes: float) -> tuple[float, float]:
-        """The constant and the slope that hold for a size."""
-        seconds, per_byte = self.pieces[0][1:]
-        for start, *piece in self.pieces[1:]:
-            if nbytes < start:
-                break
-            seconds, per_byte = piece
-        return seconds, per_byte
-
-    def __call__(self, nbytes: float) -> float:
-        """Seconds for a size."""
-        seconds, per_byte = self.at(nbytes)
-        return seconds + per_byte * nbytes
-
-    @property
-    def least_latency(self) -> float:
-        """No message takes less."""
-        return max(0.0, min(self(start) for start, *_ in self.pieces))
-
-    def least_per_byte(self, latency: float) -> float:
-        """However data is cut in messages, a byte takes no less, if each of them takes `latency`."""
-        corners = [start for start, *_ in self.pieces[1:]]
-        rates = [max(0.0, self(x) - latency) / x for x in corners]
-        return min([self.pieces[-1][2], *rates])
-
-
-def straight(seconds: float, per_byte: float) -> Curve:
-    """One line for all sizes.
-
-    >>> straight(5e-6, 4e-11)(1e9)
-    0.040005
-    """
-    return Curve(((0, seconds, per_byte),))
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +49,10 @@ class Machine:
     name: str = "nominal"
     #: `combine` of each type and operation that was measured ("float32 sum"); none: it is that of all.
     combines: tuple[tuple[str, Curve], ...] = ()
+    copy: Curve = FREE  # of bytes within a rank's memory, while the others copy, too
+    #: Of what the sender has written in the same call; None: no difference.
+    one_way_relayed: Curve | None = None
+    exchange_relayed: Curve | None = None
     host: str = ""  # where it was measured, and on what; "" if nothing is known
     cpu: str = ""
 
@@ -104,6 +62,32 @@ class Machine:
             return self
         known = dict(self.combines).get(f"{dtype} {op}")
         return None if known is None else replace(self, combine=known)
+
+    @property
+    def relaying(self) -> Machine:
+        """The machine where senders have just written what they send."""
+        return replace(
+            self,
+            one_way=self.one_way_relayed or self.one_way,
+            exchange=self.exchange_relayed or self.exchange,
+        )
+
+    def within(self, nbytes: float) -> Machine:
+        """For calls whose buffers have `nbytes` on a rank: no byte costs less than one of so many.
+
+        In calibration a message has a buffer at either end, and what is combined three operands.
+        """
+        two, three = nbytes / 2, nbytes / 3
+        passed, swapped = self.one_way_relayed, self.exchange_relayed
+        return replace(
+            self,
+            one_way=self.one_way.within(two),
+            exchange=self.exchange.within(two),
+            combine=self.combine.within(three),
+            copy=self.copy.within(two),
+            one_way_relayed=passed and passed.within(two),
+            exchange_relayed=swapped and swapped.within(two),
+        )
 
     @property
     def digest(self) -> str:
@@ -124,6 +108,9 @@ class Machine:
             facts = json.loads(text)
             for key in ("one_way", "exchange", "combine"):
                 facts[key] = _curve(facts[key])
+            for key in ("copy", "one_way_relayed", "exchange_relayed"):
+                if facts.get(key) is not None:
+                    facts[key] = _curve(facts[key])
             facts["combines"] = tuple((str(key), _curve(told)) for key, told in facts.get("combines", ()))
             for key, least in (("gap", 0), ("call", 0), ("ports", 1)):
                 if not least <= facts[key] < float("inf"):
@@ -175,6 +162,7 @@ class Cost(NamedTuple):
     bandwidth: float
     reduction: float
     call: float = 0.0
+    copy: float = 0.0
 
     @property
     def seconds(self) -> float:
@@ -202,15 +190,46 @@ def load_cost(load: Load, machine: Machine, block_bytes: float, channels: int = 
     return Cost(latency, bandwidth, reduction)
 
 
-def cost_of_steps(timeline: Iterable[Run], machine: Machine, block_bytes: float, channels: int = 1) -> Cost:
-    """The terms of all steps together."""
+def cost_of_steps(
+    timeline: Iterable[Run],
+    machine: Machine,
+    block_bytes: float,
+    channels: int = 1,
+    *,
+    relay: bool = False,
+    own_bytes: float = 0.0,
+) -> Cost:
+    """The terms of all steps together.
+
+    `relay`: from the second step on ranks send what they have written; `own_bytes`: what one copies.
+    """
     latency = bandwidth = reduction = 0.0
-    for count, step in timeline:
+    then = machine.relaying if relay else machine
+    own = machine.copy(own_bytes) if own_bytes else 0.0
+    for number, (count, step) in enumerate(_first_apart(timeline)):
         slowest = max((load_cost(one, machine, block_bytes, channels) for one in step), key=sum)
+        if machine.overlap and not number:  # the copy is made while the first messages are under way
+            own = max(0.0, own - slowest.bandwidth)
         latency += count * slowest.latency
         bandwidth += count * slowest.bandwidth
         reduction += count * slowest.reduction
-    return Cost(latency, bandwidth, reduction, machine.call)
+        machine = then
+    return Cost(latency, bandwidth, reduction, machine.call, own)
+
+
+def _first_apart(timeline: Iterable[Run]) -> Iterator[Run]:
+    """The runs of steps, the first step as one of its own."""
+    for number, (count, step) in enumerate(timeline):
+        if number == 0:
+            yield 1, step
+            count -= 1
+        if count:
+            yield count, step
+
+
+def of_call(collective: str, size: int, nbytes: float, machine: Machine) -> tuple[Machine, float]:
+    """The machine as a call with its buffers finds it, and the bytes that its busiest rank copies."""
+    return machine.within(touched(collective, size) * nbytes), copied(collective, size) * nbytes
 
 
 def cost(
@@ -234,7 +253,11 @@ def cost(
     entry = get(*algorithm.split("/", 1)) if isinstance(algorithm, str) else algorithm
     resolved = entry.resolve(size, params, round(nbytes / entry.collective.parts_in_total(size)))
     timeline = steps(entry, size, resolved)
-    return cost_of_steps(timeline, machine, nbytes / blocks_per_total(entry, size, resolved), channels)
+    block = nbytes / blocks_per_total(entry, size, resolved)
+    differs = machine.one_way_relayed is not None or machine.exchange_relayed is not None
+    machine, own = of_call(entry.collective.name, size, nbytes, machine)
+    relay = differs and relays(entry, size, resolved)
+    return cost_of_steps(timeline, machine, block, channels, relay=relay, own_bytes=own)
 
 
 def best(
@@ -252,66 +275,6 @@ def best(
         if entry.refusal(size, resolved) is None:
             found.append((cost(entry, size, nbytes, machine, given).seconds, entry))
     return sorted(found, key=lambda pair: pair[0])
-
-
-# -- lower bounds ------------------------------------------------------------------------------------------
-
-
-def least_latency(size: int, alpha: float, gap: float) -> float:
-    """No algorithm can let all ranks depend on all others in less.
-
-    In r rounds with up to k_i messages a rank hears of ∏(k_i + 1) others at most, so that Σ(k_i + 1) is at
-    least r·P^(1/r), by the inequality of the means.
-    """
-    if size == 1:
-        return 0.0
-    most = (size - 1).bit_length()
-    # Messages beyond the first of every round, for each number of rounds.
-    more = {r: max(0, ceil(r * pow(size, 1 / r) - 1e-9) - 2 * r) for r in range(1, most + 1)}
-    return min(r * alpha + gap * extra for r, extra in more.items())
-
-
-#: Bytes that some rank has to send or receive, and to combine, as functions of P, in nccl-tests' sizes.
-_DATA = {
-    "allreduce": 2.0,
-    "reduce_scatter": 1.0,
-    "allgather": 1.0,
-    "alltoall": 1.0,
-    "gather": 1.0,
-    "scatter": 1.0,
-}
-
-
-def bound(collective: str, size: int, nbytes: float, machine: Machine = NOMINAL) -> Cost:
-    """What no algorithm for the collective can beat on a machine without links shared, term by term [s].
-
-    Latency: see `least_latency`. Data: an all-reduce is a reduce-scatter and an all-gather, in each of which
-    a rank has to get (P−1)/P·n (Patarasuk, Yuan, 2009); in a broadcast or reduce some rank gets n.
-    Combining: P−1 operations per element, shared by P ranks.
-
-    >>> round(1e3 * bound("allreduce", 64, 1e9, uniform(5e-6, 1 / 25e9)).bandwidth, 2)
-    78.75
-    """
-    if size == 1:
-        return Cost(0.0, 0.0, 0.0)
-    share = (size - 1) / size
-    data = {"barrier": 0.0, "bcast": 1.0, "reduce": 1.0}.get(collective, _DATA.get(collective, 0.0) * share)
-    combined = share if collective in ("allreduce", "reduce_scatter", "reduce") else 0.0
-    gamma = machine.combine.least_per_byte(0.0) if combined and not machine.overlap else 0.0
-    # A message takes latency and so much per byte; or, as truly, less latency and more per byte.
-    whole = min(machine.one_way.least_latency, machine.exchange.least_latency)
-    bounds = []
-    for alpha in (whole, whole / 2, 0.0):
-        beta = min(machine.one_way.least_per_byte(alpha), machine.exchange.least_per_byte(alpha))
-        bounds.append(
-            Cost(
-                least_latency(size, alpha, min(machine.gap, alpha)),
-                data * nbytes * beta / machine.ports,
-                combined * nbytes * gamma,
-                machine.call,
-            )
-        )
-    return max(bounds, key=sum)
 
 
 def faster(machine: Machine, **changes: Any) -> Machine:

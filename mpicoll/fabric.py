@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from .cost import Cost, Machine, load_cost
+from .cost import Cost, Machine, load_cost, of_call
 from .errors import ArgumentError, Unsupported
 from .laws import at_size, grown, linear, unbent
 from .loads import Load, blocks_per_total, load, play, runs, step_of
@@ -192,6 +192,7 @@ def cost_on(
     entry = get(*algorithm.split("/", 1)) if isinstance(algorithm, str) else algorithm
     resolved = entry.resolve(size, params, round(nbytes / entry.collective.parts_in_total(size)))
     block = nbytes / blocks_per_total(entry, size, resolved)
+    machine, own = of_call(entry.collective.name, size, nbytes, machine)
     latency = bandwidth = reduction = 0.0
     for count, (loads, most) in charges(entry, size, fabric, resolved):
         slowest = max((load_cost(one, machine, block) for one in loads), key=sum)
@@ -201,7 +202,7 @@ def cost_on(
         latency += count * (slowest.latency + sum(fabric.delay.get(kind, 0.0) for kind in most))
         bandwidth += count * max([slowest.bandwidth, *links])
         reduction += count * slowest.reduction
-    return Cost(latency, bandwidth, reduction, machine.call)
+    return Cost(latency, bandwidth, reduction, machine.call, machine.copy(own) if own else 0.0)
 
 
 def hop_bytes(

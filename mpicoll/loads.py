@@ -17,7 +17,7 @@ from .errors import ScheduleError
 from .registry import Algorithm
 from .schedule import Round, window_count
 
-_MOST_KEPT = 4096
+MOST_KEPT = 4096
 
 
 class Load(NamedTuple):
@@ -45,7 +45,7 @@ def kept(make: Maker) -> Maker:
     def look_up(algorithm: Algorithm, size: int, params: Frozen) -> tuple[Run, ...]:
         key = algorithm.collective.name, algorithm.name, algorithm.generate, size, params
         if key not in known:
-            if len(known) >= _MOST_KEPT:
+            if len(known) >= MOST_KEPT:
                 known.clear()
             known[key] = make(algorithm, size, params)
         return known[key]

@@ -96,13 +96,18 @@ def resolve(op: MPI.Op, buffer: Buffer) -> Operation:
     if name not in valid.split():
         choices = valid.upper().replace(" ", ", ") or "only operations made by MPI.Op.Create"
         raise ArgumentError(f"MPI.{name.upper()} is not defined for {type_name}; valid: {choices}")
-    return Operation(name, op, True, _UFUNCS[name], f"{name}_{_tag(buffer.dtype)}")
+    return Operation(name, op, True, _UFUNCS[name], kernel_name(name, buffer.dtype))
 
 
-def _tag(dtype: np.dtype[Any]) -> str:
-    """The type's name in `_runner.c`."""
+def kernel_name(name: str, dtype: np.dtype[Any]) -> str:
+    """What `_kernels.c` calls an operation on a type, if it has it."""
     special = {"g": "fg", "F": "c4", "D": "c8", "G": "cg", "?": "u1"}
-    return special.get(dtype.char) or f"{dtype.kind}{dtype.itemsize}"
+    return f"{name}_{special.get(dtype.char) or f'{dtype.kind}{dtype.itemsize}'}"
+
+
+def ufunc_of(name: str) -> Callable[..., Any]:
+    """NumPy's function for an operation."""
+    return _UFUNCS[name]  # type: ignore[no-any-return]
 
 
 def local_reduction(step: Combine) -> list[Copy | Combine]:

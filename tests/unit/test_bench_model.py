@@ -105,40 +105,55 @@ def test_fit_finds_the_switch_despite_an_outlier() -> None:
 
 
 def _measured(
-    pattern: str, nbytes: int, seconds: float, dtype: str = "float32", op: str = "sum"
+    pattern: str, nbytes: int, seconds: float, dtype: str = "uint8", op: str = ""
 ) -> dict[str, Any]:
     return {"pattern": pattern, "dtype": dtype, "op": op, "bytes": nbytes, "round": seconds, "call": 3e-7}
 
 
-def test_machine_is_found_again_from_rows_it_made() -> None:
+def _rows() -> list[dict[str, Any]]:
     rows = []
     for n in (8 * 4**k for k in range(11)):
         rows += [
             _measured("one_way", n, 1e-6 + 1e-10 * n),
+            _measured("one_way_relayed", n, 1e-6 + 4e-10 * n),
             _measured("exchange", n, 1.2e-6 + 2e-10 * n),
-            _measured("combine", n, 1.2e-6 + 2.5e-10 * n),
-            _measured("combine", n, 1.2e-6 + 6e-10 * n, "float64", "max"),
+            _measured("exchange_relayed", n, 1.2e-6 + 3e-10 * n),
+            _measured("copy", n, 0.7e-10 * n),
+            _measured("combine", n, 0.5e-10 * n, "float32", "sum"),
+            _measured("combine", n, 4e-10 * n, "float64", "max"),
         ]
-    rows.append(_measured("burst", 8, 1.2e-6 + 4 * 3e-7))
-    machine, told = machine_from(rows, "made")
-    assert machine.exchange(1 << 20) == pytest.approx(1.2e-6 + 2e-10 * (1 << 20), rel=1e-3)
+    return [*rows, _measured("burst", 8, 1.2e-6 + 4 * 3e-7)]
+
+
+def test_machine_is_found_again_from_rows_it_made() -> None:
+    machine, told = machine_from(_rows(), "made")
+    n = 1 << 20
+    assert machine.exchange(n) == pytest.approx(1.2e-6 + 2e-10 * n, rel=1e-3)
+    assert machine.relaying.one_way(n) == pytest.approx(1e-6 + 4e-10 * n, rel=1e-3)
+    assert machine.relaying.exchange(n) == pytest.approx(1.2e-6 + 3e-10 * n, rel=1e-3)
+    assert machine.copy(n) == pytest.approx(0.7e-10 * n, rel=1e-3)
     for pair, gamma in ((("float32", "sum"), 5e-11), (("float64", "max"), 4e-10)):
         combining = machine.combining(*pair)
         assert combining is not None
-        assert combining.combine(1 << 20) == pytest.approx(gamma * (1 << 20), rel=1e-3)
+        assert combining.combine(n) == pytest.approx(gamma * n, rel=1e-3)
     assert machine.combine == dict(machine.combines)["float32 sum"]  # the first is that of `mpicoll model`
     assert machine.combining("float64", "sum") is None
     assert (machine.gap, machine.call) == pytest.approx((3e-7, 3e-7), rel=1e-2)
     assert max(abs(row["residual"]) for row in told if row["residual"] is not None) < 1e-3
-    assert "float64 max" in describe(machine)
+    assert Machine.from_json(machine.to_json()) == machine
+    for words in ("float64 max", "copy", "one_way_relayed"):
+        assert words in describe(machine)
+    for pattern in ("copy", "burst", "exchange_relayed"):
+        with pytest.raises(ArgumentError, match=f"needs .*{pattern}"):
+            machine_from([row for row in _rows() if row["pattern"] != pattern], "made")
 
 
 def test_residuals_are_what_the_model_says_too_much() -> None:
-    patterns = ("one_way", "exchange", "combine")
-    rows = [_measured(pattern, n, 1e-6) for pattern in patterns for n in (8 * 4**k for k in range(9))]
-    rows[4]["round"] = 0.5e-6
-    _, told = machine_from([*rows, _measured("burst", 8, 1e-6)], "made")
-    assert told[4]["residual"] == pytest.approx(told[4]["model"] / 0.5e-6 - 1)
+    rows = [{**row, "round": 1e-6} for row in _rows()]
+    rows[21]["round"] = 0.5e-6
+    _, told = machine_from(rows, "made")
+    assert told[21]["residual"] == pytest.approx(told[21]["model"] / 0.5e-6 - 1)
+    assert told[21]["residual"] != 0
     assert told[-1]["residual"] is None
 
 

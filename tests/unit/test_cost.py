@@ -8,14 +8,9 @@ from math import ceil, log2
 import pytest
 
 import mpicoll.algorithms  # noqa: F401  (registers them)
-from mpicoll.cost import (
-    Curve,
-    Machine,
-    bound,
-    cost,
-    straight,
-    uniform,
-)
+from mpicoll.bounds import bound
+from mpicoll.cost import Machine, cost, uniform
+from mpicoll.curves import Curve, straight
 from mpicoll.errors import ArgumentError
 from mpicoll.fabric import charges, cost_on, hop_bytes, levels, link_loads, make_fabric, ring, torus
 from mpicoll.laws import by_law

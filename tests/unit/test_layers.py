@@ -19,7 +19,8 @@ FLOORS = (
     ("algorithms",),
     (
         *("network", "holdings", "verify", "verify_large", "traffic"),
-        *("loads", "laws", "steps", "cost", "fabric", "draw", "cases", "mutants"),
+        *("loads", "laws", "steps", "curves", "ownwork", "cost", "bounds", "fabric"),
+        *("draw", "cases", "mutants"),
     ),
     ("agree", "device", "buffers", "ops", "locality", "topology", "program", "plan", "waits", "staging"),
     ("lockstep", "calls"),

@@ -10,7 +10,8 @@ import pytest
 
 import mpicoll
 from mpicoll.collectives import COLLECTIVES
-from mpicoll.cost import Curve, uniform
+from mpicoll.cost import uniform
+from mpicoll.curves import Curve
 from mpicoll.registry import get
 from mpicoll.select import RANKED, choose, default_channels
 

@@ -1,0 +1,81 @@
+"""Time by size, linear in pieces."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+from .errors import ArgumentError
+
+Piece = tuple[float, float, float]  # from this size on [B]: seconds, seconds per byte
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Time by size, linear in pieces: ``seconds + per_byte·size`` from ``from_bytes`` on."""
+
+    pieces: tuple[Piece, ...]
+
+    def __post_init__(self) -> None:
+        if not self.pieces or self.pieces[0][0] != 0 or any(b[0] <= a[0] for a, b in pairwise(self.pieces)):
+            raise ArgumentError(f"the pieces of a curve begin at 0 B and go up, not {self.pieces}")
+        # As a file says them, so that equal curves have equal texts.
+        exact = tuple((float(start), float(seconds), float(slope)) for start, seconds, slope in self.pieces)
+        object.__setattr__(self, "pieces", exact)
+
+    def at(self, nbytes: float) -> tuple[float, float]:
+        """The constant and the slope that hold for a size."""
+        seconds, per_byte = self.pieces[0][1:]
+        for start, *piece in self.pieces[1:]:
+            if nbytes < start:
+                break
+            seconds, per_byte = piece
+        return seconds, per_byte
+
+    def __call__(self, nbytes: float) -> float:
+        """Seconds for a size."""
+        seconds, per_byte = self.at(nbytes)
+        return seconds + per_byte * nbytes
+
+    def within(self, nbytes: float) -> Curve:
+        """For messages that are cut out of `nbytes`: a byte costs no less than one of a message of all.
+
+        What lies outside the caches must come from memory, however small the messages are.
+
+        >>> near, far = (0.0, 1e-6, 1e-10), (4096.0, 1e-6, 5e-10)
+        >>> Curve((near, far)).within(1024)(512) == Curve((near, far))(512)
+        True
+        >>> Curve((near, far)).within(8192)(512) == 1e-6 + 5e-10 * 512
+        True
+        """
+        if len(self.pieces) == 1 or not nbytes:
+            return self
+        whole = self(nbytes)
+        pieces = [
+            (start, seconds, max(slope, (whole - seconds) / nbytes) if start <= nbytes else slope)
+            for start, seconds, slope in self.pieces
+        ]
+        return Curve(tuple(pieces))
+
+    @property
+    def least_latency(self) -> float:
+        """No message takes less."""
+        return max(0.0, min(self(start) for start, *_ in self.pieces))
+
+    def least_per_byte(self, latency: float) -> float:
+        """However data is cut in messages, a byte takes no less, if each of them takes `latency`."""
+        corners = [start for start, *_ in self.pieces[1:]]
+        rates = [max(0.0, self(x) - latency) / x for x in corners]
+        return min([self.pieces[-1][2], *rates])
+
+
+def straight(seconds: float, per_byte: float) -> Curve:
+    """One line for all sizes.
+
+    >>> straight(5e-6, 4e-11)(1e9)
+    0.040005
+    """
+    return Curve(((0, seconds, per_byte),))
+
+
+FREE = straight(0.0, 0.0)
