@@ -19,7 +19,7 @@ from typing import Any
 from mpicoll.bench import machine
 from mpicoll.bench.cases import dtype_of
 from mpicoll.bench.data import FOLDS, undefined
-from mpicoll.bench.fit import fit_curve
+from mpicoll.bench.fit import fit_curve, rates
 from mpicoll.bench.patterns import BURST, MESSAGES, Bench, Pair, Row
 from mpicoll.bench.records import replace_file, write_json
 from mpicoll.bench.sizes import format_bytes, format_seconds, parse_sizes
@@ -35,7 +35,7 @@ def add_parser(verbs: Any) -> None:
     add = verb.add_argument
     add("-o", "--output", type=Path, default=Path("calibration"), metavar="DIR", help="(calibration)")
     add("--level", choices=("node", "net"), help="peer on the same or another node (net, if there are nodes)")
-    add("--sizes", default="8:16M:4", help="bytes of a message (8:16M:4)")
+    add("--sizes", default="8:16M:2", help="bytes of a message (8:16M:2)")
     add("--dtypes", default="float32", metavar="NAMES", help="what is combined, a comma list (float32)")
     add("--ops", default="sum", metavar="NAMES", help="how, a comma list, each with each type (sum)")
     add("--engine", choices=("native", "python"), help="(native, if it is there)")
@@ -125,7 +125,7 @@ def machine_from(rows: list[Row], name: str, host: str = "", cpu: str = "") -> t
     ((_, burst),) = points.pop("burst", [(0, None)])
     if burst is None or not points.keys() >= {*MESSAGES, "copy"}:
         raise ArgumentError(f"a calibration needs burst, copy, {', '.join(MESSAGES)}, not {list(points)}")
-    curves = {which: fit_curve(known, through_zero=which not in MESSAGES) for which, known in points.items()}
+    curves = {k: fit_curve(known) if k in MESSAGES else rates(known) for k, known in points.items()}
     combines = {which: curve for which, curve in curves.items() if which not in (*MESSAGES, "copy")}
     calls = [max(0.0, row["call"]) for row in rows if row["pattern"] in MESSAGES and row["bytes"] <= 4096]
     machine = Machine(

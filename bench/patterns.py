@@ -7,9 +7,12 @@ many rounds of one pattern, whose difference gives the cost of a round, and whos
 - `one_way_relayed`, `exchange_relayed`: ranks send what has just come. Where the receiver reads it in the
   sender's cache, that takes up to three times as long;
 - `burst`: several messages in a round;
-- `copy`, and `combine` for each type and operation: what the engine calls, out of three operands. From
-  `IN_PLACE_FROM` on, where the caches do not hold them, combining is what a reduce-scatter takes more than an
-  exchange, striped as it is by default: then one operand comes in pieces that stay in a cache.
+- `copy`, and `combine` for each type and operation: what the engine calls, stripe by stripe as by default, so
+  that what a message has brought stays in a cache. From `IN_SITU_FROM` on combining is what a reduce-scatter
+  takes more than an exchange: what is only passed through a stripe is not written to memory and read again.
+
+All of it is done in several passes, some time apart and each time in other memory, whose medians are told:
+the same call may take half as long again where its pages lie badly.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from __future__ import annotations
 import ctypes
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -27,12 +30,15 @@ import numpy as np
 from mpicoll.bench.timing import measure, no_garbage_collection, orders
 from mpicoll.registry import Params, algorithm, unregister
 from mpicoll.schedule import Recv, Round, Schedule, Send, Window
+from mpicoll.select import STRIPE_BYTES
 
 FEW, MANY = 2, 6
-BUDGET = 0.12  # seconds for each pattern and size
+PASSES = 3
+BUDGET = 0.05  # seconds for each pattern and size in a pass
 MESSAGES = ("one_way", "one_way_relayed", "exchange", "exchange_relayed")
 BURST = 5  # messages in a round
-IN_PLACE_FROM = 512 << 10
+IN_SITU_FROM = 4 << 20
+KEPT_BYTES = 4 << 20
 
 Row = dict[str, Any]
 Pair = tuple[str, str]  # a NumPy type and an operation
@@ -93,23 +99,34 @@ class Bench:
         self.own: Any = mpicoll.Comm(pair)
         self.barrier = self.own.Barrier_init(engine=engine)
         self.engine: str = self.barrier.engine
+        self.used: list[Any] = []
 
     def run(self, sizes: list[int], pairs: list[Pair]) -> list[Row]:
         """Rows (pattern, type, operation, bytes, seconds of a round, and of the rest of a call)."""
-        rows = []
         with _registered(), no_garbage_collection():
-            for pattern in MESSAGES:
-                rows += [self._messages(pattern, nbytes) for nbytes in sizes]
-            rows.append(self._messages("burst", 8))
-            rows += [self._local("copy", ("uint8", ""), nbytes) for nbytes in sizes]
-            for kind in pairs:
-                unit = np.dtype(kind[0]).itemsize
-                for nbytes in (n for n in sizes if n % unit == 0):
-                    how = self._local if nbytes < IN_PLACE_FROM else self._in_place
-                    rows.append(how("combine", kind, nbytes))
+            passes = [self._pass(sizes, pairs) for _ in range(PASSES)]
         self.barrier.free()
         self.own.Free()
+        return [_middle(rows) for rows in zip(*passes, strict=True)]
+
+    def _pass(self, sizes: list[int], pairs: list[Pair]) -> list[Row]:
+        rows = [self._messages(pattern, nbytes) for pattern in MESSAGES for nbytes in sizes]
+        rows.append(self._messages("burst", 8))
+        rows += [self._local("copy", ("uint8", ""), nbytes) for nbytes in sizes]
+        for kind in pairs:
+            unit = np.dtype(kind[0]).itemsize
+            for nbytes in (n for n in sizes if n % unit == 0):
+                how = self._local if nbytes < IN_SITU_FROM else self._in_situ
+                rows.append(how("combine", kind, nbytes))
+        self.used.clear()
         return rows
+
+    def _memory(self, count: int, dtype: Any) -> Any:
+        """Filled, as untouched pages are all the same one; and kept for the pass, that others are taken."""
+        array = np.ones(count, dtype)
+        if array.nbytes <= KEPT_BYTES:
+            self.used.append(array)
+        return array
 
     def _row(self, pattern: str, kind: Pair, nbytes: int, seconds: float, call: float, samples: int) -> Row:
         return {"pattern": pattern, "dtype": kind[0], "op": kind[1], "bytes": nbytes, "round": seconds,
@@ -124,7 +141,7 @@ class Bench:
         )
 
     def _messages(self, pattern: str, nbytes: int) -> Row:
-        data = np.zeros(nbytes * _blocks(pattern), np.uint8)
+        data = self._memory(nbytes * _blocks(pattern), np.uint8)
         plans = [self._plan(pattern, count, data) for count in (FEW, MANY)]
         (few, many), samples = self._times([plan.run for plan in plans])
         for plan in plans:
@@ -134,20 +151,20 @@ class Bench:
 
     def _local(self, pattern: str, kind: Pair, nbytes: int) -> Row:
         """Less what the same call takes for one element."""
-        dtype = np.dtype(kind[0])
-        arrays = [np.ones(max(1, nbytes // dtype.itemsize), dtype) for _ in range(3)]
+        count = max(1, nbytes // np.dtype(kind[0]).itemsize)
+        arrays = [self._memory(count, kind[0]) for _ in range(3)]
         make = copying if pattern == "copy" else partial(combining, self.engine, kind)
         (nothing, seconds), samples = self._times([make(*(a[:1] for a in arrays)), make(*arrays)])
         return self._row(pattern, kind, nbytes, seconds - nothing, nothing, samples)
 
-    def _in_place(self, pattern: str, kind: Pair, nbytes: int) -> Row:
+    def _in_situ(self, pattern: str, kind: Pair, nbytes: int) -> Row:
         """What a reduce-scatter of as much takes more than an exchange."""
         from mpi4py import MPI
 
         count, dtype = nbytes // np.dtype(kind[0]).itemsize, kind[0]
-        send, recv = np.ones(2 * count, dtype), np.zeros(count, dtype)
+        send, recv = self._memory(2 * count, dtype), self._memory(count, dtype)
         plans = [
-            self._plan("exchange", 1, np.zeros(2 * nbytes, np.uint8)),
+            self._plan("exchange", 1, self._memory(2 * nbytes, np.uint8)),
             self.own.Reduce_scatter_block_init(
                 send, recv, getattr(MPI, kind[1].upper()), engine=self.engine, algorithm="ring"
             ),
@@ -177,15 +194,33 @@ def copying(out: Any, source: Any, _: Any) -> Call:
 
 
 def combining(engine: str, kind: Pair, out: Any, left: Any, right: Any) -> Call:
-    """A call that combines two arrays into a third, as an engine does."""
+    """A call that combines an array with one stripe of another, again and again, as an engine does."""
     from mpicoll.ops import kernel_name, ufunc_of
 
     dtype, op = np.dtype(kind[0]), kind[1]
+    stripe = max(1, STRIPE_BYTES // dtype.itemsize)
+    cuts = [slice(low, low + stripe) for low in range(0, out.size, stripe)]
+    rows = [(out[cut], left[cut], right[: len(out[cut])]) for cut in cuts]
+    address = None
     if engine == "native":
         from mpicoll import _runner
 
         address = _runner.kernel(kernel_name(op, dtype))
-        if address is not None:
-            kernel = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 3, ctypes.c_int64)(address)
-            return partial(kernel, out.ctypes.data, left.ctypes.data, right.ctypes.data, out.size)
-    return partial(ufunc_of(op), left, right, out=out)
+    if address is None:
+        function = ufunc_of(op)
+        calls: list[Call] = [partial(function, one, two, out=into) for into, one, two in rows]
+    else:
+        kernel = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 3, ctypes.c_int64)(address)
+        calls = [partial(kernel, *(array.ctypes.data for array in row), row[0].size) for row in rows]
+    return calls[0] if len(calls) == 1 else partial(_all, calls)
+
+
+def _all(calls: Sequence[Call]) -> None:
+    for call in calls:
+        call()
+
+
+def _middle(rows: Sequence[Row]) -> Row:
+    """The row of several passes: medians, and how many samples there are."""
+    seconds, call = (statistics.median(row[key] for row in rows) for key in ("round", "call"))
+    return {**rows[0], "round": seconds, "call": call, "samples": sum(row["samples"] for row in rows)}

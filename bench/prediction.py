@@ -1,16 +1,18 @@
 """Model against measurement: a machine fitted to some rows of a summary predicts the others.
 
-The time of a row is linear in what the machine has: a call, messages (by size: protocols differ), gaps, bytes
-one way and both ways (by size: caches), and bytes combined (likewise). Coefficients are those of least
-relative error, none negative, with a loss that outliers cannot rule. Every other size is held out of the fit
-and predicted; with several numbers of ranks, the largest is held out, too. Rows of more ranks than cores are
-not fitted: their time is the operating system's.
+The time of a row is linear in what the machine has (see `cost`): a call, messages and their bytes, one way
+and both ways (by size: protocols differ), gaps, bytes combined, bytes copied; and all bytes by the buffers of
+the call (caches), those that ranks pass on apart. Coefficients are those of least relative error, none
+negative, with a loss that outliers cannot rule. Every other size is held out of the fit and predicted; with
+several numbers of ranks, the largest is held out, too. Rows of more ranks than cores are not fitted: their
+time is the operating system's.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -19,18 +21,32 @@ from scipy.optimize import nnls
 import mpicoll.algorithms  # noqa: F401  (importing registers them)
 from mpicoll.bench.sections import Loaded, Section, Table
 from mpicoll.collectives import collective
+from mpicoll.cost import first_apart
 from mpicoll.errors import MpicollError
 from mpicoll.loads import Load, blocks_per_total
+from mpicoll.ownwork import copied, relays, touched
 from mpicoll.registry import Algorithm, get
 from mpicoll.steps import steps
 
 TITLE = "Model fitted to these results"
 #: Errors of a model are told apart below and from so many bytes on.
 LARGE = 64 << 10
-KNOTS = (512.0, 8192.0, 131072.0, 2097152.0)  # where curves may bend [B]
+KNOTS = (512.0, 8192.0, 131072.0)  # where curves may bend, by the size of a message [B]
+#: Between these sizes of a call's buffers the cost of a byte is interpolated, by the logarithm [B].
+BUFFERS = tuple(float(1 << k) for k in (16, 19, 21, 23, 25))
+PASSED_ON = BUFFERS[::2]
 _HUBER = 0.15
 _ROUNDS = 30  # of reweighting
 GROUP = ["environment", "thread_level", "engine"]  # what a machine is fitted to
+
+
+class Setting(NamedTuple):
+    """What the terms of a round depend on besides its load."""
+
+    block: float  # [B]
+    buffers: float  # of a call, on a rank [B]
+    channels: int = 1
+    passed_on: bool = False  # whether ranks send what they have just written
 
 
 def _pieces(nbytes: float, messages: float) -> list[float]:
@@ -40,17 +56,27 @@ def _pieces(nbytes: float, messages: float) -> list[float]:
     return [messages, *(part * messages for part in between)]
 
 
-def features(load: Load, block: float, channels: int) -> np.ndarray:
+def near(buffers: float, knots: Sequence[float]) -> np.ndarray:
+    """The weights of knots between which a size lies; the first or last one has all beyond the ends.
+
+    >>> near(2.0**18, (2.0**16, 2.0**20, 2.0**22)).tolist(), near(1.0, (4.0, 8.0)).tolist()
+    ([0.5, 0.5, 0.0], [1.0, 0.0])
+    """
+    units = np.eye(len(knots))
+    return np.array([np.interp(np.log2(max(buffers, 1.0)), np.log2(knots), unit) for unit in units])
+
+
+def features(load: Load, at: Setting) -> np.ndarray:
     """What one rank needs for a round, in terms of the machine's unknowns."""
-    messages = max(load.messages, 1)
-    sizes = _pieces(load.blocks * block / messages / channels, messages * channels)
-    width = len(sizes)
-    latency, volume = channels, sizes[1:]
-    curve = [latency, *volume]
-    nothing = [0.0] * width
-    reduced = _pieces(load.reduced * block / channels, channels)[1:] if load.reduced else [0.0] * (width - 1)
-    both = [*nothing, *curve] if load.both_ways else [*curve, *nothing]
-    return np.array([0.0, channels * (messages - 1), *both, *reduced])
+    messages, moved = max(load.messages, 1), load.blocks * at.block
+    curve = np.array(_pieces(moved / messages / at.channels, messages * at.channels))
+    curve[0] = at.channels
+    far = moved * near(at.buffers, BUFFERS)[1:]  # more than bytes from the caches
+    passed_on = moved * near(at.buffers, PASSED_ON) * at.passed_on
+    way = np.concatenate([curve, far, passed_on])
+    both = np.concatenate([0 * way, way] if load.both_ways else [way, 0 * way])
+    combined = load.reduced * at.block * near(at.buffers, BUFFERS)
+    return np.concatenate([[0.0, at.channels * (messages - 1)], both, combined, 0 * near(1.0, BUFFERS)])
 
 
 def case_of(row: dict[Any, Any]) -> tuple[Algorithm, dict[str, Any], int] | None:
@@ -73,15 +99,17 @@ def row_features(row: dict[Any, Any]) -> np.ndarray | None:
     if case is None:
         return None
     entry, params, channels = case
-    size = int(row["ranks"])
-    block = row["total_bytes"] / blocks_per_total(entry, size, params)
-    total = np.zeros(len(features(Load(1, 1, 0, 1, False), 1.0, 1)))
-    for count, step in steps(entry, size, params):
+    size, nbytes, kind = int(row["ranks"]), float(row["total_bytes"]), entry.collective.name
+    block = nbytes / blocks_per_total(entry, size, params)
+    first = Setting(block, touched(kind, size) * nbytes, channels)
+    then = first._replace(passed_on=relays(entry, size, params))
+    total = features(Load(0, 0, 0, 0, False), first) * 0
+    for number, (count, step) in enumerate(first_apart(steps(entry, size, params))):
         # The busiest rank of a step, whatever the machine: by bytes, then by messages.
-        total += count * features(
-            max(step, key=lambda one: (one.blocks, one.messages, one.reduced)), block, channels
-        )
+        busiest = max(step, key=lambda one: (one.blocks, one.messages, one.reduced))
+        total += count * features(busiest, then if number else first)
     total[0] = 1.0
+    total[-len(BUFFERS) :] = copied(kind, size) * nbytes * near(first.buffers, BUFFERS)
     return total
 
 

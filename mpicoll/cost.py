@@ -206,7 +206,7 @@ def cost_of_steps(
     latency = bandwidth = reduction = 0.0
     then = machine.relaying if relay else machine
     own = machine.copy(own_bytes) if own_bytes else 0.0
-    for number, (count, step) in enumerate(_first_apart(timeline)):
+    for number, (count, step) in enumerate(first_apart(timeline)):
         slowest = max((load_cost(one, machine, block_bytes, channels) for one in step), key=sum)
         if machine.overlap and not number:  # the copy is made while the first messages are under way
             own = max(0.0, own - slowest.bandwidth)
@@ -217,7 +217,7 @@ def cost_of_steps(
     return Cost(latency, bandwidth, reduction, machine.call, own)
 
 
-def _first_apart(timeline: Iterable[Run]) -> Iterator[Run]:
+def first_apart(timeline: Iterable[Run]) -> Iterator[Run]:
     """The runs of steps, the first step as one of its own."""
     for number, (count, step) in enumerate(timeline):
         if number == 0:

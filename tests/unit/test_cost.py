@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
 from math import ceil, log2
 
 import pytest
@@ -103,11 +105,13 @@ def test_pipelines_cost_their_closed_form(size: int, segments: int) -> None:
 
 
 def test_no_algorithm_beats_the_bound() -> None:
-    machine = uniform(ALPHA, BETA, GAMMA, overlap=False)
+    plain = uniform(ALPHA, BETA, GAMMA, overlap=False)
+    bent = Curve(((0, ALPHA, 2 * BETA), (1 << 12, 2 * ALPHA, BETA / 2), (1 << 22, ALPHA, 3 * BETA)))
+    told = replace(plain, one_way=bent, combine=bent, copy=straight(0.0, 2 * BETA))
     for algorithm in algorithms():
         for size in (2, 5, 8):
             params = params_at(algorithm, size)
-            for nbytes in (8, 1 << 14, 1 << 24):
+            for nbytes, machine in product((8, 1 << 14, 1 << 24), (plain, told)):
                 if params is not None:
                     least = bound(algorithm.collective.name, size, nbytes, machine).seconds
                     assert cost(algorithm, size, nbytes, machine, params).seconds >= least * (1 - 1e-12)
