@@ -68,8 +68,8 @@ def fit_curve(points: Sequence[Point]) -> Curve:
     near, far = ([p for p in points if (p[0] >= _FAR) is beyond] for beyond in (False, True))
     if len(near) < _FEWEST or not far:
         return Curve(_pieces(points))
-    (_, *slope), *more = rates(far).pieces
-    return Curve((*_pieces(near), (far[0][0], *slope), *more))
+    (_, seconds, slope), *more = rates(far).pieces
+    return Curve((*_pieces(near), (far[0][0], seconds, slope), *more))
 
 
 def _pieces(points: Sequence[Point]) -> tuple[Piece, ...]:

