@@ -177,7 +177,8 @@ def _reduced(counted: Traffic | None) -> str:
 LEGEND = """
 rounds: the longest chain of rounds that wait for each other. sent, combined: the most that any rank sends,
 and combines. n: the vector of a reduction or broadcast, all P parts of the others (those of one rank in an
-all-to-all). Counted with the default parameters shown; a plan tunes some of them to its message."""
+all-to-all). A rank of an all-gather or all-to-all, and the root of a gather or scatter, besides copies its
+own part, n/P. Counted with the default parameters shown; a plan tunes some of them to its message."""
 
 
 def text(algorithms: Sequence[Algorithm], node_maps: NodeMaps) -> str:
@@ -218,6 +219,8 @@ Reading the tables:
   rank sends; *combined*: the most that any rank combines.
 - n is the vector of an all-reduce, broadcast or reduce, and all P parts of the others (for all-to-all, the P
   parts of one rank). S is the number of segments, k a radix.
+- A rank of an all-gather or all-to-all, and the root of a gather or scatter, besides copies its own part, n/P, from
+  the send to the receive buffer. All others copy nothing: what is combined goes from one buffer to the other.
 - Where ranks are *folded* away, P in a formula is the number of those that stay (the next lower power of two,
   or another number with small factors), and the fold costs what is in brackets: (+2) rounds, (+n) bytes.
 - *ordered*: operands are always combined in rank order, so that an operation need not be commutative. Every

@@ -42,6 +42,7 @@ def add_parser(verbs: Any) -> None:
     add("--alpha", metavar="TIME", help="latency of a message, as 5us")
     add("--beta", metavar="RATE", help="bandwidth of a port, as 25GB/s")
     add("--gamma", metavar="RATE", help="rate of combining, as 30GB/s, or inf")
+    add("--copy", metavar="RATE", help="of a rank's own part within its memory, as 10GB/s, or inf")
     add("--gap", metavar="TIME", help="for every further message of a round (a fifth of alpha)")
     add("--ports", type=float, metavar="K", help="messages that one rank can send at once (1)")
     add("--topology", choices=FABRICS, help="what lies between ranks (flat; levels with --nic)")
@@ -75,6 +76,8 @@ def machine_of(args: argparse.Namespace) -> Machine:
     if args.gamma:
         slope = 0.0 if args.gamma == "inf" else 1 / parse_rate(args.gamma)
         machine = faster(machine, combine=straight(0.0, slope))
+    if args.copy:
+        machine = faster(machine, copy=straight(0.0, 0.0 if args.copy == "inf" else 1 / parse_rate(args.copy)))
     if args.gap:
         machine = faster(machine, gap=parse_time(args.gap))
     if args.ports is not None:
@@ -157,10 +160,14 @@ def table(rows: Sequence[Row]) -> str:
         lines += [
             f"  {row['algorithm']:<32} {format_seconds(row['seconds']):>9}  latency "
             f"{format_seconds(row['latency'])}, bandwidth {format_seconds(row['bandwidth'])}, reduction "
-            f"{format_seconds(row['reduction'])}: mostly {row['dominating']}"
+            f"{format_seconds(row['reduction'])}{_copy(row)}: mostly {row['dominating']}"
             for row in here
         ]
     return "\n".join(lines)
+
+
+def _copy(row: Row) -> str:
+    return f", copy {format_seconds(row['copy'])}" if row["copy"] else ""
 
 
 def _cell(rows: Sequence[Row], size: int, nbytes: int) -> list[Row]:

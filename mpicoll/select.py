@@ -12,7 +12,7 @@ import os
 from functools import lru_cache
 from numbers import Integral
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from .algorithms.patterns import ceil_log2
 from .algorithms.tuning import ALPHA_SECONDS, BETA_SECONDS_PER_BYTE
@@ -106,8 +106,8 @@ def choose(
     if direct:
         return "linear"
     if 1 < nodes < size and collective in _OVER_NODES:
-        alpha, beta = _line(machine, nbytes) if machine else (ALPHA, BETA)
-        return _over_nodes(collective, size, nbytes, nodes, alpha, beta)
+        rates = _rates(machine, nbytes) if machine else _Rates(ALPHA, BETA, GAMMA, 0.0)
+        return _over_nodes(collective, size, nbytes, nodes, rates)
     if machine is not None and size > 1 and nbytes and collective in RANKED:
         return cheapest(collective, size, nbytes, machine)
     if collective == "allreduce":
@@ -118,14 +118,25 @@ def choose(
     return (_FOR_LATENCY if small else _FOR_BANDWIDTH)[collective]
 
 
-def _line(machine: Machine, nbytes: int) -> tuple[float, float]:
-    """α [s] and β [s/B] of the line from the smallest message to this one.
+class _Rates(NamedTuple):
+    """Of a message [s], and of a byte sent, combined and copied [s/B]."""
+
+    alpha: float
+    beta: float
+    gamma: float
+    copy: float
+
+
+def _rates(machine: Machine, nbytes: int) -> _Rates:
+    """α and β of the line from the smallest message to this one, and what its bytes cost otherwise.
 
     The intercept of a piece of the curve will not do: where a curve bends down, it is the larger for it, and
     where it bends up, it may be 0.
     """
-    alpha = machine.exchange(1)
-    return alpha, max(0.0, machine.exchange(nbytes) - alpha) / max(nbytes, 1)
+    alpha, n = machine.exchange(1), max(nbytes, 1)
+    return _Rates(
+        alpha, max(0.0, machine.exchange(nbytes) - alpha) / n, machine.combine(n) / n, machine.copy(n) / n
+    )
 
 
 @lru_cache(4096)
@@ -170,18 +181,23 @@ _OVER_NODES = {
 }
 
 
-def _over_nodes(collective: str, size: int, nbytes: int, nodes: int, alpha: float, beta: float) -> str:
+def _over_nodes(collective: str, size: int, nbytes: int, nodes: int, rates: _Rates) -> str:
     """One leader per node as long as the rounds that this saves cost more than the bytes that it adds.
 
-    Splitting the vector between the ranks of a node saves each of them bytes, but a round trip of its parts
-    costs up to log2 N rounds more. What all-to-all over nodes saves is messages; it sends every byte twice.
+    Splitting the vector between the q ranks of a node saves each of them bytes, but a round trip of its parts
+    costs up to log2 N rounds more; and a leader combines the whole vector in every round, instead of one and
+    a q-th. What all-to-all over nodes saves is messages; it sends every byte twice, packed and unpacked.
     """
     latency, bandwidth = _OVER_NODES[collective]
+    alpha, beta, gamma, copy = rates
     if collective == "alltoall":
-        return latency if nbytes * size * beta < alpha * (size - nodes) else bandwidth
-    rounds = 2 * ceil_log2(-(-size // nodes)) + ceil_log2(nodes)
-    extra = (rounds - 2) * nbytes * beta
-    return latency if extra < alpha * ceil_log2(nodes) else bandwidth
+        return latency if nbytes * size * (beta + 2 * copy) < alpha * (size - nodes) else bandwidth
+    per_node = -(-size // nodes)
+    inner, outer = ceil_log2(per_node), ceil_log2(nodes)
+    extra = (2 * inner + outer - 2) * nbytes * beta
+    if collective in ("allreduce", "reduce"):
+        extra += (inner + outer - 1 - 1 / per_node) * nbytes * gamma
+    return latency if extra < alpha * outer else bandwidth
 
 
 def _latency_limit(collective: str, size: int) -> float:

@@ -1,16 +1,18 @@
 """How well the model predicts what was measured: medians per collective, winners, fractions of the bound.
 
-    python results/model/analyse.py RAW      # RAW has LIB-calibration and the runs LIB-pN-M of both libraries
+    python results/model/analyse.py RAW    # RAW has LIB-calibration, runs LIB-pN-M and LIB-auto.csv of both libraries
 
-Writes into the folder of this file: `LIB-pN.csv` (every row with the model's word), `calibration-LIB/` and
-`analysis.md` (the tables below), which it prints, too. Two predictions, of which neither saw what it
-predicts: *calibrated* from `mpicoll calibrate` alone; *fitted* to every second size of the same sweep, for
-the sizes between.
+Writes into the folder of this file: `LIB-pN.csv` (every row with the model's word), `calibration-LIB/`,
+`auto-LIB.csv` and `analysis.md` (the tables below), which it prints, too. Two predictions, of which neither saw
+what it predicts: *calibrated* from `mpicoll calibrate` alone; *fitted* to every second size of the same sweep,
+for the sizes between.
 """
 
 import shutil
 import sys
 from pathlib import Path
+
+import pandas as pd
 
 from mpicoll.bench import calibrated, frame, prediction, stats
 from mpicoll.cost import Machine
@@ -66,17 +68,40 @@ def lines_of(name, rows):
         totals = [a + b for a, b in zip(totals, won, strict=True)]
         top = mine[mine["msg_bytes"] == mine["msg_bytes"].max()]
         share = (top["bound_seconds"] / top["median"]).max()
+        best = mine.loc[mine.groupby("msg_bytes")["median"].idxmin()]
+        under = (best["median"] < 0.95 * best["bound_seconds"]).sum()
         yield [name, kind, *errors(mine, "model_seconds"), f"{won[0]}/{won[1]}",
-               *errors(fitted, "fitted_seconds"), f"{won[2]}/{won[3]}", f"{share:.2f}"]  # fmt: skip
+               *errors(fitted, "fitted_seconds"), f"{won[2]}/{won[3]}", f"{share:.2f}", f"{under}/{len(best)}"]  # fmt: skip
     fitted = own[own["held_out"]]
     yield [name, "all", *errors(own, "model_seconds"), f"{totals[0]}/{totals[1]}",
-           *errors(fitted, "fitted_seconds"), f"{totals[2]}/{totals[3]}", ""]  # fmt: skip
+           *errors(fitted, "fitted_seconds"), f"{totals[2]}/{totals[3]}", "", ""]  # fmt: skip
+
+
+def autos(raw):
+    """For each library: where the calibrated auto chose otherwise than the nominal one, and its time over that."""
+    yield ["`auto`", "collective", "same algorithm", "ratio there", "another", "ratio there: median", "best", "worst"]
+    yield ["---"] * 8
+    for lib in ("mpich", "openmpi"):
+        rows = pd.read_csv(raw / f"{lib}-auto.csv")
+        shutil.copyfile(raw / f"{lib}-auto.csv", HERE / f"auto-{lib}.csv")
+        for kind, mine in (*rows.groupby("collective", sort=False), ("all", rows)):
+            same = mine["nominal"] == mine["calibrated"]
+            other = mine[~same]["ratio"]
+            ends = [f"{x:.2f}" for x in (other.median(), other.min(), other.max())] if len(other) else ["-"] * 3
+            null = f"{mine[same]['ratio'].min():.2f} to {mine[same]['ratio'].max():.2f}" if same.any() else "-"
+            yield [lib, kind, str(same.sum()), null, str(len(other)), *ends]
+
+
+def as_text(table):
+    """A table in Markdown."""
+    return "\n".join(f"| {' | '.join(row)} |" for row in table) + "\n"
 
 
 def main(raw):
     """Analyse, write and print."""
     head = ["", "collective", "calibrated: below 64 KiB", "from 64 KiB on", "winner", "fitted: below 64 KiB",
-            "from 64 KiB on", "winner", "bound / best at the largest size"]  # fmt: skip
+            "from 64 KiB on", "winner", "bound / best at the largest size",
+            "best more than 5 % under the bound"]  # fmt: skip
     table = [head, ["---"] * len(head)]
     for lib in ("mpich", "openmpi"):
         machine = Machine.read(raw / f"{lib}-calibration")
@@ -86,11 +111,13 @@ def main(raw):
             shutil.copyfile(file, target / file.name)
         for ranks in (2, 4):
             runs = [run for run in sorted(raw.glob(f"{lib}-p{ranks}-*")) if run.is_dir()]
+            if not runs:
+                continue
             rows = rows_of(runs, machine)
             rows[KEPT].to_csv(HERE / f"{lib}-p{ranks}.csv", index=False, float_format="%.5g")
             crowded = " (oversubscribed)" if rows["oversubscribed"].fillna(False).any() else ""
             table += lines_of(f"{lib}, P = {ranks}{crowded}", rows)
-    text = "\n".join(f"| {' | '.join(row)} |" for row in table) + "\n"
+    text = as_text(table) + "\n" + as_text(autos(raw))
     (HERE / "analysis.md").write_text(text, encoding="utf-8")
     print(text)
 

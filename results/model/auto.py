@@ -29,11 +29,16 @@ WORLD = MPI.COMM_WORLD
 
 
 def arguments(kind, n, size):
-    """Send and receive buffers of n bytes (of the vector, or of a part), as the harness has them."""
+    """Buffers of n bytes (of the vector, or of a part), and what else the call needs."""
     one, all_ = np.ones(n // 4, np.float32), np.ones(n // 4 * size, np.float32)
-    return {"allreduce": (one, one.copy(), MPI.SUM), "bcast": (one, 0), "reduce": (one, one.copy(), MPI.SUM, 0),
-            "allgather": (one, all_), "reduce_scatter": (one, one[: len(one) // size].copy(), MPI.SUM),
-            "alltoall": (all_, all_.copy())}[kind]  # fmt: skip
+    return {
+        "allreduce": (one, one.copy(), MPI.SUM),
+        "bcast": (one, 0),
+        "reduce": (one, one.copy(), MPI.SUM, 0),
+        "allgather": (one, all_),
+        "reduce_scatter": (one, one[: len(one) // size].copy(), MPI.SUM),
+        "alltoall": (all_, all_.copy()),
+    }[kind]
 
 
 METHODS = {

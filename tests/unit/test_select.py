@@ -11,7 +11,7 @@ import pytest
 import mpicoll
 from mpicoll.collectives import COLLECTIVES
 from mpicoll.cost import uniform
-from mpicoll.curves import Curve
+from mpicoll.curves import Curve, straight
 from mpicoll.registry import get
 from mpicoll.select import RANKED, choose, default_channels
 
@@ -81,6 +81,15 @@ def test_over_nodes_a_curve_counts_as_the_line_through_its_ends() -> None:
     bent = replace(plain, exchange=Curve(((0, 2e-5, 1e-8), (64, 0.0, 1e-8 + 2e-5 / 64))))
     assert choose("allreduce", 8, 64, nodes=4, machine=plain) == "leader"
     assert choose("allreduce", 8, 64, nodes=4, machine=bent) == "leader"
+
+
+def test_over_nodes_combining_and_copying_count() -> None:
+    plain = uniform(2e-5, 1e-9, 0.0, gap=0.0)
+    slow = replace(plain, combine=straight(0.0, 1e-8)), replace(plain, copy=straight(0.0, 1e-8))
+    for kind, n, wanted in (("allreduce", 8 << 10, ("leader", "two_level", "leader")),
+                            ("bcast", 8 << 10, ("leader", "leader", "leader")),
+                            ("alltoall", 1 << 10, ("node_aware", "node_aware", "linear"))):  # fmt: skip
+        assert tuple(choose(kind, 8, n, nodes=4, machine=one) for one in (plain, *slow)) == wanted
 
 
 def test_the_documentation_says_what_is_ranked() -> None:
