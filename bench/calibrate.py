@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import csv
 import io
+import json
 import statistics
 import tempfile
 import time
@@ -20,7 +21,7 @@ from mpicoll.bench import machine
 from mpicoll.bench.cases import dtype_of
 from mpicoll.bench.data import FOLDS, undefined
 from mpicoll.bench.fit import fit_curve, rates
-from mpicoll.bench.patterns import BURST, MESSAGES, Bench, Pair, Row
+from mpicoll.bench.patterns import BURST, MESSAGES, Bench, Pair, Row, middle
 from mpicoll.bench.records import replace_file, write_json
 from mpicoll.bench.sizes import format_bytes, format_seconds, parse_sizes
 from mpicoll.bench.store import explained
@@ -38,6 +39,7 @@ def add_parser(verbs: Any) -> None:
     add("--sizes", default="8:16M:2", help="bytes of a message (8:16M:2)")
     add("--dtypes", default="float32", metavar="NAMES", help="what is combined, a comma list (float32)")
     add("--ops", default="sum", metavar="NAMES", help="how, a comma list, each with each type (sum)")
+    add("--merge", nargs="+", type=Path, metavar="DIR", help="no MPI: medians of these calibrations")
     add("--engine", choices=("native", "python"), help="(native, if it is there)")
     add("--thread-level", choices=("single", "funneled", "serialized", "multiple"), default="funneled")
     verb.set_defaults(func=run)
@@ -45,6 +47,8 @@ def add_parser(verbs: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, fit, and write machine.json, calibration.json and calibration.csv."""
+    if args.merge:
+        return _merge(args.merge, args.output)
     sizes = [n for n in parse_sizes(args.sizes) if n]
     _check(sizes)
     pairs = pairs_of(args.dtypes.split(","), args.ops.split(","), sizes)
@@ -149,21 +153,55 @@ def _which(row: Row) -> str:
 def _report(world: World, rows: list[Row], peer: int, args: argparse.Namespace) -> None:
     link = "same node" if world.nodes[peer] == world.nodes[0] else "another node"
     name = f"{world.vendor}, {link}, {rows[0]['engine']} engine"
-    cpu = world.machine.get("cpu_model") or ""
-    found, told = machine_from(rows, name, host=world.hosts[0], cpu=cpu)
-    replace_file(args.output / "machine.json", found.to_json() + "\n")
     facts: Row = {"mpi": world.library, "machine": world.machine, "hosts": world.hosts}
     facts |= {"oversubscribed": world.oversubscribed, "thread_level": world.thread_level}
-    write_json(args.output / "calibration.json", facts)
+    _write(rows, args.output, name, world.hosts[0], world.machine.get("cpu_model") or "", facts)
+
+
+def _write(rows: list[Row], output: Path, name: str, host: str, cpu: str, facts: Row) -> None:
+    """Fit, write and print."""
+    found, told = machine_from(rows, name, host=host, cpu=cpu)
+    replace_file(output / "machine.json", found.to_json() + "\n")
+    write_json(output / "calibration.json", facts)
     text = io.StringIO()
     writer = csv.DictWriter(text, told[0], lineterminator="\n")
     writer.writeheader()
     writer.writerows(told)
-    replace_file(args.output / "calibration.csv", text.getvalue())
+    replace_file(output / "calibration.csv", text.getvalue())
     print(describe(found))
     worst = sorted(abs(row["residual"]) for row in told if row["pattern"] in MESSAGES)
     print(f"residuals of messages: median {statistics.median(worst):.1%}, largest {worst[-1]:.1%}")
-    print(f"in {args.output}; next: mpicoll model allreduce --machine {args.output / 'machine.json'}")
+    print(f"in {output}; next: mpicoll model allreduce --machine {output / 'machine.json'}")
+
+
+def _merge(folders: list[Path], output: Path) -> int:
+    """The medians of several launches, which may differ by half where ranks or their memory lie otherwise.
+
+    Raises `ArgumentError` if they are not of one library, link, host and engine, or measured other things.
+    """
+    machines = [Machine.read(folder) for folder in folders]
+    if len({(one.name, one.host, one.cpu) for one in machines}) > 1:
+        raise ArgumentError("--merge: " + "; ".join(f"{one.name} on {one.host}" for one in machines))
+    launches = [_rows_of(folder / "calibration.csv") for folder in folders]
+    kinds = [[(_which(row), row["bytes"]) for row in rows] for rows in launches]
+    if any(kind != kinds[0] for kind in kinds):
+        raise ArgumentError("--merge: these calibrations measured different sizes, types or operations")
+    output.mkdir(parents=True, exist_ok=True)
+    rows = [middle(points) for points in zip(*launches, strict=True)]
+    first = machines[0]
+    facts = json.loads((folders[0] / "calibration.json").read_text(encoding="utf-8"))
+    _write(rows, output, first.name, first.host, first.cpu, {**facts, "launches": len(folders)})
+    return 0
+
+
+def _rows_of(path: Path) -> list[Row]:
+    numbers = {"bytes": int, "round": float, "call": float, "samples": int}
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    return [
+        {key: numbers.get(key, str)(text) for key, text in row.items() if key not in ("model", "residual")}
+        for row in rows
+    ]
 
 
 def describe(machine: Machine) -> str:

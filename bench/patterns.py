@@ -107,7 +107,7 @@ class Bench:
             passes = [self._pass(sizes, pairs) for _ in range(PASSES)]
         self.barrier.free()
         self.own.Free()
-        return [_middle(rows) for rows in zip(*passes, strict=True)]
+        return [middle(rows) for rows in zip(*passes, strict=True)]
 
     def _pass(self, sizes: list[int], pairs: list[Pair]) -> list[Row]:
         rows = [self._messages(pattern, nbytes) for pattern in MESSAGES for nbytes in sizes]
@@ -220,7 +220,7 @@ def _all(calls: Sequence[Call]) -> None:
         call()
 
 
-def _middle(rows: Sequence[Row]) -> Row:
-    """The row of several passes: medians, and how many samples there are."""
+def middle(rows: Sequence[Row]) -> Row:
+    """One row of several: medians, and how many samples there are."""
     seconds, call = (statistics.median(row[key] for row in rows) for key in ("round", "call"))
     return {**rows[0], "round": seconds, "call": call, "samples": sum(row["samples"] for row in rows)}

@@ -40,12 +40,13 @@ class Curve:
     def within(self, nbytes: float) -> Curve:
         """For messages that are cut out of `nbytes`: a byte costs no less than one of a message of all.
 
-        What lies outside the caches must come from memory, however small the messages are.
+        What lies outside the caches must come from memory, however small the messages are. Nor does it cost
+        more: of pieces without a constant, which are rates, those of larger messages are left out.
 
-        >>> near, far = (0.0, 1e-6, 1e-10), (4096.0, 1e-6, 5e-10)
-        >>> Curve((near, far)).within(1024)(512) == Curve((near, far))(512)
+        >>> near, far = (0.0, 1e-6, 1e-10), (4096.0, 0.0, 5e-10)
+        >>> Curve((near, far)).within(1024) == Curve((near,))
         True
-        >>> Curve((near, far)).within(8192)(512) == 1e-6 + 5e-10 * 512
+        >>> Curve((near, far)).within(10_000)(512) == 1e-6 + 4e-10 * 512
         True
         """
         if len(self.pieces) == 1 or not nbytes:
@@ -54,6 +55,7 @@ class Curve:
         pieces = [
             (start, seconds, max(slope, (whole - seconds) / nbytes) if start <= nbytes else slope)
             for start, seconds, slope in self.pieces
+            if start <= nbytes or seconds > 0
         ]
         return Curve(tuple(pieces))
 

@@ -58,6 +58,9 @@ _FOR_BANDWIDTH = {
     "alltoall": "linear",
 }
 
+#: So many times cheaper is clearly so: the model errs by some 15 % (results/README.md).
+CLEARLY = 1.2
+
 #: What is compared on a calibrated machine; of equals the first. Their steps are found quickly for any P.
 RANKED = {
     "allreduce": ("recursive_doubling", "ring", "circulant"),
@@ -108,8 +111,14 @@ def choose(
     if 1 < nodes < size and collective in _OVER_NODES:
         rates = _rates(machine, nbytes) if machine else _Rates(ALPHA, BETA, GAMMA, 0.0)
         return _over_nodes(collective, size, nbytes, nodes, rates)
+    nominal = _nominal(collective, size, nbytes)
     if machine is not None and size > 1 and nbytes and collective in RANKED:
-        return cheapest(collective, size, nbytes, machine)
+        return cheapest(collective, size, nbytes, machine, nominal)
+    return nominal
+
+
+def _nominal(collective: str, size: int, nbytes: int) -> str:
+    """What is chosen where nothing is known of the machine."""
     if collective == "allreduce":
         return _allreduce(size, nbytes)
     if collective not in _FOR_LATENCY:
@@ -140,8 +149,11 @@ def _rates(machine: Machine, nbytes: int) -> _Rates:
 
 
 @lru_cache(4096)
-def cheapest(collective: str, size: int, nbytes: int, machine: Machine) -> str:
-    """The algorithm of `RANKED` whose schedule costs least on a machine, with the channels it would get."""
+def cheapest(collective: str, size: int, nbytes: int, machine: Machine, nominal: str) -> str:
+    """The algorithm of `RANKED` whose schedule costs least on a machine, with the channels it would get.
+
+    It is `nominal` unless another is clearly cheaper: the model does not know smaller differences.
+    """
     total = nbytes * get(collective, RANKED[collective][0]).collective.parts_in_total(size)
     channels = default_channels(collective, nbytes, size)[0]
     seconds = {}
@@ -150,7 +162,8 @@ def cheapest(collective: str, size: int, nbytes: int, machine: Machine) -> str:
             seconds[name] = cost(f"{collective}/{name}", size, total, machine, channels=channels).seconds
         except Unsupported:  # its ranks follow no law, and are too many to run them all
             continue
-    return min(seconds, key=lambda name: seconds[name])
+    best = min(seconds, key=lambda name: seconds[name])
+    return nominal if seconds.get(nominal, float("inf")) < CLEARLY * seconds[best] else best
 
 
 def _allreduce(size: int, nbytes: int) -> str:

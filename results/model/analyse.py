@@ -1,8 +1,9 @@
 """How well the model predicts what was measured: medians per collective, winners, fractions of the bound.
 
-    python results/model/analyse.py RAW    # RAW has LIB-calibration, runs LIB-pN-M and LIB-auto.csv of both libraries
+    python results/model/analyse.py RAW
 
-Writes into the folder of this file: `LIB-pN.csv` (every row with the model's word), `calibration-LIB/`,
+RAW has, of both libraries, LIB-calibration-M and LIB-pN-M of several launches, and LIB-auto.csv. Writes into the
+folder of this file: `LIB-pN.csv` (every row with the model's word), `calibration-LIB/` (the launches merged),
 `auto-LIB.csv` and `analysis.md` (the tables below), which it prints, too. Two predictions, of which neither saw
 what it predicts: *calibrated* from `mpicoll calibrate` alone; *fitted* to every second size of the same sweep,
 for the sizes between.
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from mpicoll.bench import calibrated, frame, prediction, stats
+from mpicoll.bench import calibrated, cli, frame, prediction, stats
 from mpicoll.cost import Machine
 
 HERE = Path(__file__).parent
@@ -79,7 +80,16 @@ def lines_of(name, rows):
 
 def autos(raw):
     """For each library: where the calibrated auto chose otherwise than the nominal one, and its time over that."""
-    yield ["`auto`", "collective", "same algorithm", "ratio there", "another", "ratio there: median", "best", "worst"]
+    yield [
+        "`auto`",
+        "collective",
+        "same algorithm",
+        "ratio there",
+        "another",
+        "ratio there: median",
+        "best",
+        "worst",
+    ]
     yield ["---"] * 8
     for lib in ("mpich", "openmpi"):
         rows = pd.read_csv(raw / f"{lib}-auto.csv")
@@ -87,8 +97,12 @@ def autos(raw):
         for kind, mine in (*rows.groupby("collective", sort=False), ("all", rows)):
             same = mine["nominal"] == mine["calibrated"]
             other = mine[~same]["ratio"]
-            ends = [f"{x:.2f}" for x in (other.median(), other.min(), other.max())] if len(other) else ["-"] * 3
-            null = f"{mine[same]['ratio'].min():.2f} to {mine[same]['ratio'].max():.2f}" if same.any() else "-"
+            ends = (
+                [f"{x:.2f}" for x in (other.median(), other.min(), other.max())] if len(other) else ["-"] * 3
+            )
+            null = (
+                f"{mine[same]['ratio'].min():.2f} to {mine[same]['ratio'].max():.2f}" if same.any() else "-"
+            )
             yield [lib, kind, str(same.sum()), null, str(len(other)), *ends]
 
 
@@ -104,11 +118,11 @@ def main(raw):
             "best more than 5 % under the bound"]  # fmt: skip
     table = [head, ["---"] * len(head)]
     for lib in ("mpich", "openmpi"):
-        machine = Machine.read(raw / f"{lib}-calibration")
         target = HERE / f"calibration-{lib}"
-        target.mkdir(exist_ok=True)
-        for file in sorted((raw / f"{lib}-calibration").iterdir()):
-            shutil.copyfile(file, target / file.name)
+        launches = sorted(map(str, raw.glob(f"{lib}-calibration-*[0-9]")))
+        if cli.main(["calibrate", "--merge", *launches, "-o", str(target)]):
+            raise SystemExit(1)
+        machine = Machine.read(target)
         for ranks in (2, 4):
             runs = [run for run in sorted(raw.glob(f"{lib}-p{ranks}-*")) if run.is_dir()]
             if not runs:

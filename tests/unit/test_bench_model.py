@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 
 import mpicoll.algorithms  # noqa: F401  (registers them)
-from mpicoll.bench import calibrated, prediction
+from mpicoll.bench import calibrate, calibrated, prediction
 from mpicoll.bench.calibrate import describe, machine_from, pairs_of
 from mpicoll.bench.cli import main
 from mpicoll.bench.export import goal, msccl
@@ -146,6 +146,24 @@ def test_machine_is_found_again_from_rows_it_made() -> None:
     for pattern in ("copy", "burst", "exchange_relayed"):
         with pytest.raises(ArgumentError, match=f"needs .*{pattern}"):
             machine_from([row for row in _rows() if row["pattern"] != pattern], "made")
+
+
+def test_launches_of_a_calibration_are_merged_to_their_medians(tmp_path: Path) -> None:
+    names = []
+    for factor in (1.0, 1.5, 3.0):
+        names.append(str(tmp_path / str(factor)))
+        rows = [{**row, "round": factor * row["round"], "engine": "native", "samples": 7} for row in _rows()]
+        Path(names[-1]).mkdir()
+        calibrate._write(rows, Path(names[-1]), "MPI", "box", "cpu", {"mpi": "x"})
+    assert main(["calibrate", "--merge", *names, "-o", str(tmp_path / "all")]) == 0
+    merged, middle = (Machine.read(Path(folder)) for folder in (tmp_path / "all", names[1]))
+    assert merged == middle
+    assert json.loads((tmp_path / "all" / "calibration.json").read_text())["launches"] == 3
+    lines = Path(names[0], "calibration.csv").read_text().splitlines(keepends=True)
+    Path(names[0], "calibration.csv").write_text("".join(lines[:-1]))
+    assert main(["calibrate", "--merge", *names, "-o", str(tmp_path / "other")]) == 2
+    calibrate._write(rows, Path(names[0]), "another MPI", "box", "cpu", {})
+    assert main(["calibrate", "--merge", *names, "-o", str(tmp_path / "other")]) == 2
 
 
 def test_residuals_are_what_the_model_says_too_much() -> None:
