@@ -77,7 +77,8 @@ def machine_of(args: argparse.Namespace) -> Machine:
         slope = 0.0 if args.gamma == "inf" else 1 / parse_rate(args.gamma)
         machine = faster(machine, combine=straight(0.0, slope))
     if args.copy:
-        machine = faster(machine, copy=straight(0.0, 0.0 if args.copy == "inf" else 1 / parse_rate(args.copy)))
+        slope = 0.0 if args.copy == "inf" else 1 / parse_rate(args.copy)
+        machine = faster(machine, copy=straight(0.0, slope))
     if args.gap:
         machine = faster(machine, gap=parse_time(args.gap))
     if args.ports is not None:

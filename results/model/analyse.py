@@ -2,11 +2,11 @@
 
     python results/model/analyse.py RAW
 
-RAW has, of both libraries, LIB-calibration-M and LIB-pN-M of several launches, and LIB-auto.csv. Writes into the
-folder of this file: `LIB-pN.csv` (every row with the model's word), `calibration-LIB/` (the launches merged),
-`auto-LIB.csv` and `analysis.md` (the tables below), which it prints, too. Two predictions, of which neither saw
-what it predicts: *calibrated* from `mpicoll calibrate` alone; *fitted* to every second size of the same sweep,
-for the sizes between.
+RAW has, of both libraries, LIB-calibration-M and LIB-pN-M of several launches, and LIB-auto.csv. Writes into
+the folder of this file: `LIB-pN.csv` (every row with the model's word), `calibration-LIB/` (the launches
+merged), `auto-LIB.csv` and `analysis.md` (the tables below), which it prints, too. Two predictions, of which
+neither saw what it predicts: *calibrated* from `mpicoll calibrate` alone; *fitted* to every second size of
+the same sweep, for the sizes between.
 """
 
 import shutil
@@ -72,14 +72,15 @@ def lines_of(name, rows):
         best = mine.loc[mine.groupby("msg_bytes")["median"].idxmin()]
         under = (best["median"] < 0.95 * best["bound_seconds"]).sum()
         yield [name, kind, *errors(mine, "model_seconds"), f"{won[0]}/{won[1]}",
-               *errors(fitted, "fitted_seconds"), f"{won[2]}/{won[3]}", f"{share:.2f}", f"{under}/{len(best)}"]  # fmt: skip
+               *errors(fitted, "fitted_seconds"), f"{won[2]}/{won[3]}", f"{share:.2f}",
+               f"{under}/{len(best)}"]  # fmt: skip
     fitted = own[own["held_out"]]
     yield [name, "all", *errors(own, "model_seconds"), f"{totals[0]}/{totals[1]}",
            *errors(fitted, "fitted_seconds"), f"{totals[2]}/{totals[3]}", "", ""]  # fmt: skip
 
 
 def autos(raw):
-    """For each library: where the calibrated auto chose otherwise than the nominal one, and its time over that."""
+    """Per collective: where the calibrated auto chose otherwise than the nominal one, and its time over that."""
     yield [
         "`auto`",
         "collective",
