@@ -219,7 +219,7 @@ Reading the tables:
   rank sends; *combined*: the most that any rank combines.
 - n is the vector of an all-reduce, broadcast or reduce, and all P parts of the others (for all-to-all, the P
   parts of one rank). S is the number of segments, k a radix.
-- A rank of an all-gather or all-to-all, and the root of a gather or scatter, copies its own part, n/P, besides,
+- A rank of an all-gather or all-to-all, and the root of a gather or scatter, also copies its own part, n/P,
   from one buffer to the other. All others copy nothing: what is combined goes from one to the other.
 - Where ranks are *folded* away, P in a formula is the number of those that stay (the next lower power of two,
   or another number with small factors), and the fold costs what is in brackets: (+2) rounds, (+n) bytes.

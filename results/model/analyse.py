@@ -80,7 +80,7 @@ def lines_of(name, rows):
 
 
 def autos(raw):
-    """Per collective: where the calibrated auto chose otherwise than the nominal one, and its time over that."""
+    """Per collective where the calibrated auto chose otherwise, and its time over that of the nominal one."""
     yield [
         "`auto`",
         "collective",
