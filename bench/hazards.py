@@ -129,7 +129,7 @@ def _thread_level(world: World) -> Hazard | None:
         return None
     return Hazard(
         "MPI runs at thread level multiple",
-        "locks in every call, and MPICH loses its shared-memory collectives (16 KiB: three times slower)",
+        "locks in every call, and MPICH loses its collectives in shared memory",
         "mpicoll sweep --thread-level funneled",
     )
 
