@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 import textwrap
 from pathlib import Path
@@ -60,3 +61,16 @@ def test_links_lead_to_files(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):
         if "://" not in target:
             assert (page.parent / target).exists(), target
+
+
+def test_times_of_proofs_are_those_of_the_results() -> None:
+    text = (
+        (ROOT / "docs" / "verification.md").read_text(encoding="utf-8").partition("## How long it takes")[2]
+    )
+    with (ROOT / "results" / "verification" / "times.csv").open(encoding="utf-8") as file:
+        rows = [(row["what"], int(row["ranks"]), float(row["cpu_seconds"])) for row in csv.DictReader(file)]
+    said = [f"{seconds:.2g}" if seconds < 10 else f"{seconds:.0f}" for *_, seconds in rows]
+    assert len(rows) > 30
+    lines = [line for line in text.splitlines() if line.startswith(("| P", "| `"))]
+    cells = [cell for line in lines for cell in re.findall(r"(?<=\| )[\d.]+(?= \|)", line)]
+    assert cells + re.findall(r"([\d.]+) s at", text) == said
