@@ -106,7 +106,7 @@ def test_git_ignores_what_the_commands_leave() -> None:
     ignored = [line.strip("/") for line in (ROOT / ".gitignore").read_text().splitlines()]
     pages = [README, *(page.read_text(encoding="utf-8") for page in (ROOT / "docs").glob("*.md"))]
     text = "\n".join(b for page in pages for b in re.findall(r"^```shell\n(.*?)^```$", page, re.M | re.S))
-    left = re.findall(r"(?:-o|--svg|--csv|>) ([\w.-]+)(?![\w./-])", text)
+    left = re.findall(r"(?:-o|--svg|--csv|--chart|--goal|--msccl|>) ([\w.-]+)(?![\w./-])", text)
     assert {"my-ring", "overlap-here", "forgot.py"} <= set(left)
     assert [name for name in left if not any(fnmatch(name, pattern) for pattern in ignored)] == []
 
