@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from mpicoll import device, probe
+from mpicoll import device, probe_job
 from mpicoll.bench import gpu_report
 from mpicoll.bench.cases import RECIPES, Case
 from mpicoll.bench.device_contenders import (
@@ -95,7 +95,7 @@ def _write(directory: Path, check: Check, large: int) -> None:
     facts = {
         "machine": world.machine, "software": world.software, "vendor": world.vendor, "ranks": world.size,
         "devices": device.describe(), "aware": verdict.aware, "how": verdict.how, "parts": check.parts,
-        "reported": probe.reported(), "large": large, "taken": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "reported": probe_job.reported(), "large": large, "taken": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }  # fmt: skip
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")

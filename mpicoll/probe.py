@@ -2,17 +2,16 @@
 
 What a library says of itself is reported and not believed: Open MPI was seen to say no though its UCX can,
 and yes though the transport in use cannot; and a library that cannot does not say so when it is given a
-device address, it crashes. So ``mpicoll probe`` starts a job of two ranks that send each other device memory,
-small and large, by blocking and persistent messages, and compare what arrives. If that job ends well the
-machine, library and settings that it ran with are written to the user's cache as proved; if it crashes,
-hangs or delivers wrong bytes, as not able. Ranks look there (`aware`); where nothing is known, messages pass
-through the host. MPICOLL_GPU_AWARE=0 or 1 overrides.
+device address, it crashes. So ``mpicoll probe`` starts a job of two ranks (`probe_job`) that send each
+other device memory, small and large, by blocking and persistent messages, and compare what arrives. If that
+job ends well the machine, library and settings that it ran with are written to the user's cache as proved; if
+it crashes, hangs or delivers wrong bytes, as not able. Ranks look there (`aware`); where nothing is known,
+messages pass through the host. MPICOLL_GPU_AWARE=0 or 1 overrides.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import hashlib
 import json
@@ -29,7 +28,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from . import device
 from .errors import ArgumentError
 
 SIZES = (8, 64 << 10, 4 << 20)  # [B]: eager, at the edge, and by rendezvous in every library
@@ -108,13 +106,13 @@ def key() -> str:
     models = [
         line.partition(":")[2].strip()
         for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
-        for line in _text(path).splitlines()
+        for line in read_text(path).splitlines()
         if line.startswith("Model:")
     ]
     settings = sorted(f"{name}={value}" for name, value in os.environ.items() if SETTINGS.match(name))
     facts = [
         platform.machine(),
-        _text(Path("/proc/driver/nvidia/version")) or _text(Path("/sys/module/amdgpu/version")),
+        read_text(Path("/proc/driver/nvidia/version")) or read_text(Path("/sys/module/amdgpu/version")),
         *models,
         MPI.Get_library_version(),
         *settings,
@@ -122,7 +120,8 @@ def key() -> str:
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:32]
 
 
-def _text(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """A file's text, "" if there is none."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -150,7 +149,7 @@ def prove(command: Sequence[str] | None = None, seconds: float = SECONDS) -> tup
     The verdict is remembered, but for "no device". `command` replaces the child (for tests).
     """
     if command is None:
-        command = [*launcher(), sys.executable, "-m", "mpicoll.probe"]
+        command = [*launcher(), sys.executable, "-m", "mpicoll.probe_job"]
     env = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHER)}
     env["PRTE_MCA_rmaps_default_mapping_policy"] = ":oversubscribe"  # Open MPI, with fewer than two cores
     process = subprocess.Popen(
@@ -211,123 +210,3 @@ def _judge(said: dict[str, Any], ended: str, status: int, err: str) -> Verdict:
         return Verdict(False, f"{ended} while it sent {said['trying']} bytes of device memory{wrong}")
     tail = " ".join(err.split())[-300:]
     return Verdict(None, f"the child job did not come as far as sending: {ended}; {tail}")
-
-
-# -- the child ---------------------------------------------------------------------------------------------
-
-
-def child() -> int:
-    """What each of the two ranks does."""
-    devices = device.count()
-    if devices:
-        device.select_device(0 if devices == 1 else None)
-    from mpi4py import MPI
-
-    comm = MPI.COMM_WORLD
-
-    def say(**what: Any) -> None:
-        if comm.rank == 0:
-            print(MARK + json.dumps(what), flush=True)
-
-    say(key=key(), reported=reported())
-    fewest = comm.allreduce(devices, MPI.MIN)
-    if not fewest:
-        say(no_device=_why_none())
-        return 0
-    if comm.size != 2:
-        say(wrong=f"the launcher started {comm.size} ranks instead of 2")
-        return 1
-    for nbytes in SIZES:
-        say(trying=nbytes)
-        problem = _exchange(comm, nbytes)
-        worst = [text for text in comm.allgather(problem) if text]
-        if worst:
-            say(wrong=worst[0])
-            return 1
-    say(proved=True)
-    return 0
-
-
-def _why_none() -> str:
-    try:
-        device.cupy().cuda.runtime.getDeviceCount()
-    except (ArgumentError, RuntimeError) as error:
-        return str(error)
-    return "CuPy counts none"
-
-
-def _exchange(comm: Any, nbytes: int) -> str | None:
-    """Send device memory to the other rank and back in both ways; what is wrong with what came."""
-    from mpi4py import MPI
-
-    module = device.cupy()
-    other = 1 - comm.rank
-    pattern = module.arange(nbytes, dtype="uint8")
-    mine, theirs = pattern + comm.rank + 1, module.zeros(nbytes, "uint8")
-    for persistent in (False, True):
-        theirs.fill(0)
-        device.current_stream().synchronize()
-        source = MPI.buffer.fromaddress(int(mine.data.ptr), nbytes)
-        target = MPI.buffer.fromaddress(int(theirs.data.ptr), nbytes)
-        if persistent:
-            requests = [comm.Recv_init(target, other), comm.Send_init(source, other)]
-            MPI.Prequest.Startall(requests)
-            MPI.Request.Waitall(requests)
-            for request in requests:
-                request.Free()
-        else:
-            comm.Sendrecv(source, other, recvbuf=target, source=other)
-        wrong = int((theirs != pattern + other + 1).sum())
-        if wrong:
-            return f"{wrong} of {nbytes} bytes wrong{' (persistent)' if persistent else ''}"
-    return None
-
-
-# -- what a library says of itself -------------------------------------------------------------------------
-
-
-def reported() -> dict[str, Any]:
-    """What this process's MPI library says about device memory; absent where it is not asked so."""
-    from mpi4py import MPI
-
-    library = ctypes.CDLL(MPI.__file__)
-    facts: dict[str, Any] = {}
-    for name in ("cuda", "rocm", "hip"):
-        query = getattr(library, f"MPIX_Query_{name}_support", None)
-        if query is not None:
-            facts[f"MPIX_Query_{name}_support"] = int(query())
-    info = MPI.COMM_WORLD.Get_info()
-    kinds = info.Get("mpi_memory_alloc_kinds")
-    info.Free()
-    if kinds is not None:
-        facts["mpi_memory_alloc_kinds"] = kinds
-    for name in ("MPIR_CVAR_ENABLE_GPU", "MPIR_CVAR_NOLOCAL", "opal_built_with_cuda_support"):
-        value = _control_variable(library, name)
-        if value is not None:
-            facts[name] = value
-    loaded = {line.split()[-1] for line in _text(Path("/proc/self/maps")).splitlines() if "/" in line}
-    wanted = re.compile(r"/(libucp|libuct_cuda|libuct_rocm|libfabric|libcuda|libamdhip64)\b[^/]*$")
-    facts["loaded"] = sorted(path for path in loaded if wanted.search(path))
-    return facts
-
-
-def _control_variable(library: Any, name: str) -> int | None:
-    """An integer control variable of MPI's tool interface."""
-    level, index, number = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
-    handle, value = ctypes.c_void_p(), ctypes.c_int64(0)
-    if library.MPI_T_init_thread(0, ctypes.byref(level)):
-        return None
-    try:
-        if library.MPI_T_cvar_get_index(name.encode(), ctypes.byref(index)):
-            return None
-        if library.MPI_T_cvar_handle_alloc(index, None, ctypes.byref(handle), ctypes.byref(number)):
-            return None
-        failed = library.MPI_T_cvar_read(handle, ctypes.byref(value))
-        library.MPI_T_cvar_handle_free(ctypes.byref(handle))
-        return None if failed else value.value
-    finally:
-        library.MPI_T_finalize()
-
-
-if __name__ == "__main__":
-    sys.exit(child())
