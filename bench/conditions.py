@@ -64,9 +64,23 @@ def _says_how(run: Mapping[str, Any]) -> bool:
         and isinstance(launches, list)
         and bool(launches)
         and all(
-            isinstance(one, dict) and {"launch", "status", "started"} <= one.keys() and _is_of_mpi(one)
+            isinstance(one, dict)
+            and {"launch", "status", "started"} <= one.keys()
+            and _is_of_mpi(one)
+            and _says_what_it_loaded(one)
             for one in launches
         )
+    )
+
+
+def _says_what_it_loaded(launch: Mapping[str, Any]) -> bool:
+    loaded = launch.get("loaded") or []
+    return isinstance(loaded, list) and all(
+        isinstance(one, dict)
+        and isinstance(one.get("file"), str)
+        and isinstance(one.get("digest"), str)
+        and isinstance(one.get("algorithms"), list)
+        for one in loaded
     )
 
 

@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from launch import LaunchTimeout, find_mpirun, flavour, mpirun
@@ -53,6 +54,9 @@ def environments(given: list[Path], root: Path = ROOT) -> list[Path]:
     if missing:
         what = ", ".join(v.name for v in found) or f"the MPI of {sys.executable}"
         make = " ".join(f"{name}/.stamp" for name in missing)
+        if not found and find_spec("pytest") is None:
+            lacking = " and no ".join(["pytest", *missing])
+            sys.exit(f"with {what}: there is no {lacking}; `make {make}` sets them up")
         print(
             f"with {what} only: there is no {' and no '.join(missing)}; `make {make}` sets it up",
             file=sys.stderr,

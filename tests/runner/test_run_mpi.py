@@ -115,11 +115,15 @@ def test_descendants_are_found_across_process_groups() -> None:
         process.wait()
 
 
-def test_a_library_that_is_not_there_is_said_with_the_command_that_brings_it(tmp_path, capsys):
+def test_a_library_that_is_not_there_is_said_with_the_command_that_brings_it(tmp_path, capsys, monkeypatch):
     assert run_mpi.environments([], tmp_path) == [Path(sys.executable).parent]
     make = "`make .venv-mpich/.stamp .venv-openmpi/.stamp` sets it up"
     said = f"with the MPI of {sys.executable} only: there is no .venv-mpich and no .venv-openmpi; {make}\n"
     assert capsys.readouterr().err == said
+    with monkeypatch.context() as patch:
+        patch.setattr(run_mpi, "find_spec", lambda name: None)
+        with pytest.raises(SystemExit, match=r"no pytest and no .*; `make \.venv-mpich/\.st"):
+            run_mpi.environments([], tmp_path)
     (tmp_path / ".venv-mpich").mkdir()
     assert run_mpi.environments([], tmp_path) == [tmp_path / ".venv-mpich" / "bin"]
     assert "with .venv-mpich only: there is no .venv-openmpi; `make .v" in capsys.readouterr().err
