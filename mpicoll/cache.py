@@ -39,6 +39,7 @@ class Cache:
 
     def __init__(self) -> None:
         self.plans: OrderedDict[Hashable, Plan] = OrderedDict()
+        self.scratch_bytes = 0  # of all of them
         self.known: dict[Hashable, Known] = {}
 
     def recall(
@@ -87,11 +88,12 @@ class Cache:
         """Put a plan into the cache; the oldest ones have to go when it is full."""
         old = self.plans.pop(key, None)
         self.plans[key] = plan
+        self.scratch_bytes += plan.scratch_bytes
         leaving = [old] if old is not None else []
-        while len(self.plans) > PLAN_CACHE or (
-            len(self.plans) > 1 and sum(p.scratch_bytes for p in self.plans.values()) > SCRATCH_CACHE
-        ):
+        self.scratch_bytes -= sum(p.scratch_bytes for p in leaving)
+        while len(self.plans) > PLAN_CACHE or (len(self.plans) > 1 and self.scratch_bytes > SCRATCH_CACHE):
             leaving.append(self.plans.popitem(last=False)[1])
+            self.scratch_bytes -= leaving[-1].scratch_bytes
         for plan in leaving:
             for known in [k for k, v in self.known.items() if v.plan is plan]:
                 del self.known[known]
@@ -105,3 +107,4 @@ class Cache:
             if not plan.users:
                 plan.Free()
         self.plans.clear()
+        self.scratch_bytes = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,16 @@ def counts(size: int) -> list[int]:
 
 def values(rank: int, count: int, dtype: str = "f", op: str = "sum") -> Any:
     """Input of a rank: depends on rank and index, and is exact for the operation in any order."""
+    return _values(rank, count, dtype, op).copy()
+
+
+def answer(size: int, count: int, dtype: str = "f", op: str = "sum") -> Any:
+    """The combination of all ranks' `values`, in rank order."""
+    return _answer(size, count, dtype, op).copy()
+
+
+@lru_cache(32)  # every algorithm, engine and root asks for the same; few are kept, as some are large
+def _values(rank: int, count: int, dtype: str, op: str) -> Any:
     index = np.arange(count)
     if op == "prod":
         return (1 + (rank * 5 + index) % 2).astype(dtype)
@@ -60,12 +71,18 @@ def values(rank: int, count: int, dtype: str = "f", op: str = "sum") -> Any:
     return mixed.astype(dtype) if dtype in "BHILQ" else (mixed - 6).astype(dtype)
 
 
-def answer(size: int, count: int, dtype: str = "f", op: str = "sum") -> Any:
-    """The combination of all ranks' `values`, in rank order."""
+@lru_cache(32)
+def _answer(size: int, count: int, dtype: str, op: str) -> Any:
     total = values(0, count, dtype, op)
     for rank in range(1, size):
         total = UFUNCS[op](total, values(rank, count, dtype, op)).astype(dtype)
     return total
+
+
+def equal(actual: Any, expected: Any, message: str = "") -> None:
+    """NumPy's `assert_array_equal`, which takes long to find that all is well."""
+    if not np.array_equal(actual, expected):
+        np.testing.assert_array_equal(actual, expected, message)
 
 
 class Guarded:

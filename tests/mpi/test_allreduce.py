@@ -17,6 +17,7 @@ from .support import (
     allreduce_names,
     answer,
     counts,
+    equal,
     same_everywhere,
     values,
     world,
@@ -49,10 +50,10 @@ def test_result_is_exact_for_every_count(algorithm: str, engine: str) -> None:
             )
             for _ in range(2):  # a plan runs again and again on new values
                 plan()
-                np.testing.assert_array_equal(result.array, answer(SIZE, count))
+                equal(result.array, answer(SIZE, count))
                 result.array[...] = 77
             plan.Free()
-            np.testing.assert_array_equal(source.array, values(RANK, count))
+            equal(source.array, values(RANK, count))
             source.check()
             result.check()
 
@@ -68,7 +69,7 @@ def test_in_place_equals_out_of_place(algorithm: str, engine: str) -> None:
             buffer = Guarded(values(RANK, count))
             source = buffer.array if source_is_same_object else MPI.IN_PLACE
             comm.Allreduce(source, buffer.array, algorithm=algorithm, channels=2)
-            np.testing.assert_array_equal(buffer.array, answer(SIZE, count))
+            equal(buffer.array, answer(SIZE, count))
             buffer.check()
 
 
@@ -76,14 +77,15 @@ def test_in_place_equals_out_of_place(algorithm: str, engine: str) -> None:
 def test_every_operation_on_every_datatype(engine: str) -> None:
     comm = world(engine)
     count = 2 * SIZE + 1
-    for dtype in DTYPES:
+    both = ("ring", "recursive_doubling")
+    for turn, dtype in enumerate(DTYPES):
         for op in OPS[dtype]:
-            for algorithm in ("ring", "recursive_doubling"):
+            for algorithm in both if SIZE <= 4 else both[turn % 2 :][:1]:  # the kernels do not know the size
                 result = Guarded(np.zeros(count, dtype))
                 source = values(RANK, count, dtype, op)
                 comm.Allreduce(source, result.array, getattr(MPI, op.upper()), algorithm=algorithm)
                 expected = answer(SIZE, count, dtype, op)
-                np.testing.assert_array_equal(result.array, expected, f"{op} on {dtype}, {algorithm}")
+                equal(result.array, expected, f"{op} on {dtype}, {algorithm}")
                 result.check()
 
 
@@ -102,8 +104,8 @@ def test_maxloc_and_minloc_find_value_and_rank(algorithm: str, op: MPI.Op, engin
             result = np.zeros_like(pairs)
             target = [result, datatype] if isinstance(spec, list) else result
             comm.Allreduce(spec, target, op, algorithm=algorithm)
-            np.testing.assert_array_equal(result["index"], best)
-            np.testing.assert_array_equal(result["value"], table[best, range(count)])
+            equal(result["index"], best)
+            equal(result["value"], table[best, range(count)])
 
 
 @both_engines
@@ -129,10 +131,10 @@ def test_user_operation_that_does_not_commute(algorithm: str, engine: str) -> No
     for channels in (1, 2):
         result = np.zeros_like(maps[RANK])
         comm.Allreduce([maps[RANK], pair], [result, pair], op, algorithm=algorithm, channels=channels)
-        np.testing.assert_array_equal(result, expected)
+        equal(result, expected)
     result = np.zeros_like(maps[RANK])
     comm.Allreduce([maps[RANK], pair], [result, pair], op)  # auto takes an ordered one
-    np.testing.assert_array_equal(result, expected)
+    equal(result, expected)
     comm.free_plans()
     op.Free()
     pair.Free()
@@ -169,7 +171,7 @@ def test_all_ranks_hold_the_same_bytes(algorithm: str, engine: str) -> None:
             same_everywhere(y)
             if op != MPI.SUM:
                 present = np.any([np.isnan(a) for a in WORLD.allgather(x)], axis=0)
-                np.testing.assert_array_equal(np.isnan(y), present, "a NaN must not get lost")
+                equal(np.isnan(y), present, "a NaN must not get lost")
 
 
 def test_both_engines_give_the_same_bytes() -> None:
@@ -195,7 +197,7 @@ def test_large_vector_uses_many_channels_and_is_exact(engine: str) -> None:
     for algorithm in ("ring", "circulant"):
         y.array[...] = 0
         comm.Allreduce(x, y.array, algorithm=algorithm, channels=7)
-        np.testing.assert_array_equal(y.array, answer(SIZE, count))
+        equal(y.array, answer(SIZE, count))
         y.check()
     comm.free_plans()
 
@@ -206,14 +208,14 @@ def test_buffer_specifications_mean_what_mpi4py_says(engine: str) -> None:
     x, expected = values(RANK, 12, "d"), answer(SIZE, 12, "d")
     y = np.full(12, 5.0)
     comm.Allreduce([x, 4], [y, 4, MPI.DOUBLE])
-    np.testing.assert_array_equal(y, [*expected[:4], *[5.0] * 8])
+    equal(y, [*expected[:4], *[5.0] * 8])
     y[:] = 5
     comm.Allreduce([x, (4, 8), MPI.DOUBLE], [y, (4, 2), "d"])
-    np.testing.assert_array_equal(y, [5, 5, *expected[8:], *[5.0] * 6])
+    equal(y, [5, 5, *expected[8:], *[5.0] * 6])
     raw = bytearray(12 * 8)
     comm.Allreduce([x, MPI.DOUBLE], [raw, MPI.DOUBLE])
-    np.testing.assert_array_equal(np.frombuffer(raw), expected)
+    equal(np.frombuffer(raw), expected)
     matrix = np.asfortranarray(x.reshape(3, 4))
     out = np.zeros((3, 4), order="F")
     comm.Allreduce(matrix, out)
-    np.testing.assert_array_equal(out, expected.reshape(3, 4))
+    equal(out, expected.reshape(3, 4))

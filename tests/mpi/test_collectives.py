@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 import mpicoll
 
-from .support import ENGINES, WORLD, Guarded, answer, values, world
+from .support import ENGINES, WORLD, Guarded, answer, equal, values, world
 
 SIZE, RANK = WORLD.size, WORLD.rank
 both_engines = pytest.mark.parametrize("engine", ENGINES)
@@ -54,7 +54,7 @@ def test_bcast(algorithm: str, engine: str) -> None:
             for channels, depth in cases(count):
                 buffer = Guarded(values(RANK, count) if root == RANK else np.full(count, 77, "f"))
                 comm.Bcast(buffer.array, root, algorithm=algorithm, channels=channels, depth=depth)
-                np.testing.assert_array_equal(buffer.array, values(root, count))
+                equal(buffer.array, values(root, count))
                 buffer.check()
 
 
@@ -71,14 +71,14 @@ def test_reduce(algorithm: str, engine: str) -> None:
                 target = result.array if root == RANK else None
                 comm.Reduce(source.array, target, root=root, **options)
                 expected = answer(SIZE, count) if root == RANK else np.full(count, 77, "f")
-                np.testing.assert_array_equal(result.array, expected)
-                np.testing.assert_array_equal(source.array, values(RANK, count))
+                equal(result.array, expected)
+                equal(source.array, values(RANK, count))
                 if root == RANK:
                     comm.Reduce(MPI.IN_PLACE, source.array, root=root, **options)
-                    np.testing.assert_array_equal(source.array, answer(SIZE, count))
+                    equal(source.array, answer(SIZE, count))
                 else:
                     comm.Reduce(source.array, None, root=root, **options)
-                    np.testing.assert_array_equal(source.array, values(RANK, count))
+                    equal(source.array, values(RANK, count))
                 source.check()
                 result.check()
 
@@ -93,11 +93,11 @@ def test_allgather(algorithm: str, engine: str) -> None:
             options = {"algorithm": algorithm, "channels": channels, "depth": depth}
             result = Guarded(np.full(SIZE * count, 77, "f"))
             comm.Allgather(values(RANK, count), result.array, **options)
-            np.testing.assert_array_equal(result.array.reshape(SIZE, count), rows(count))
+            equal(result.array.reshape(SIZE, count), rows(count))
             result.array[...] = 77
             result.array[RANK * count : (RANK + 1) * count] = values(RANK, count)
             comm.Allgather(MPI.IN_PLACE, result.array, **options)
-            np.testing.assert_array_equal(result.array.reshape(SIZE, count), rows(count))
+            equal(result.array.reshape(SIZE, count), rows(count))
             result.check()
 
 
@@ -125,12 +125,12 @@ def test_allgatherv_with_gaps_and_empty_parts(algorithm: str, engine: str) -> No
     result = Guarded(np.full(total, 77, "d"))
     target = [result.array, (counts, displacements), MPI.DOUBLE]
     comm.Allgatherv(values(RANK, counts[RANK], "d"), target, algorithm=algorithm, channels=2)
-    np.testing.assert_array_equal(result.array, expected)
+    equal(result.array, expected)
     result.array[...] = 77
     mine = slice(displacements[RANK], displacements[RANK] + counts[RANK])
     result.array[mine] = values(RANK, counts[RANK], "d")
     comm.Allgatherv(MPI.IN_PLACE, target, algorithm=algorithm)
-    np.testing.assert_array_equal(result.array, expected)
+    equal(result.array, expected)
     result.check()
 
 
@@ -147,12 +147,12 @@ def test_reduce_scatter_block(algorithm: str, engine: str) -> None:
             source = Guarded(values(RANK, SIZE * count))
             result = Guarded(np.full(count, 77, "f"))
             comm.Reduce_scatter_block(source.array, result.array, **options)
-            np.testing.assert_array_equal(result.array, mine)
-            np.testing.assert_array_equal(source.array, values(RANK, SIZE * count))
+            equal(result.array, mine)
+            equal(source.array, values(RANK, SIZE * count))
             comm.Reduce_scatter_block(MPI.IN_PLACE, source.array, **options)
-            np.testing.assert_array_equal(source.array[:count], mine)
+            equal(source.array[:count], mine)
             tail = values(RANK, SIZE * count)[count:]
-            np.testing.assert_array_equal(source.array[count:], tail, "the tail must be untouched")
+            equal(source.array[count:], tail, "the tail must be untouched")
             source.check()
             result.check()
 
@@ -168,11 +168,11 @@ def test_reduce_scatter_of_unequal_parts(algorithm: str, engine: str) -> None:
     for given in (counts, None):
         result = Guarded(np.full(counts[RANK], 77, "d"))
         comm.Reduce_scatter(values(RANK, sum(counts), "d"), result.array, given, algorithm=algorithm)
-        np.testing.assert_array_equal(result.array, mine)
+        equal(result.array, mine)
         result.check()
     buffer = Guarded(values(RANK, sum(counts), "d"))
     comm.Reduce_scatter(MPI.IN_PLACE, buffer.array, counts, algorithm=algorithm)
-    np.testing.assert_array_equal(buffer.array[: counts[RANK]], mine)
+    equal(buffer.array[: counts[RANK]], mine)
     buffer.check()
 
 
@@ -193,10 +193,10 @@ def test_alltoall(algorithm: str, engine: str) -> None:
             source, expected = exchanged(count)
             result = Guarded(np.full(SIZE * count, 77.0))
             comm.Alltoall(source, result.array, **options)
-            np.testing.assert_array_equal(result.array, expected)
+            equal(result.array, expected)
             result.array[...] = source
             comm.Alltoall(MPI.IN_PLACE, result.array, **options)
-            np.testing.assert_array_equal(result.array, expected)
+            equal(result.array, expected)
             result.check()
 
 
@@ -219,7 +219,7 @@ def test_alltoallv_with_gaps_and_empty_parts(algorithm: str, engine: str) -> Non
     )
     for s in range(SIZE):
         part = result.array[recv_at[s] : recv_at[s] + recv_counts[s]]
-        np.testing.assert_array_equal(part, 100 * s + 10 * RANK)
+        equal(part, 100 * s + 10 * RANK)
     result.check()
 
 
@@ -234,13 +234,13 @@ def test_gather(algorithm: str, engine: str) -> None:
             target = result.array if root == RANK else None
             comm.Gather(values(RANK, count), target, root, algorithm=algorithm, channels=2)
             if root == RANK:
-                np.testing.assert_array_equal(result.array.reshape(SIZE, count), rows(count))
+                equal(result.array.reshape(SIZE, count), rows(count))
                 result.array[...] = 77
                 result.array[root * count : (root + 1) * count] = values(RANK, count)
             source = MPI.IN_PLACE if root == RANK else values(RANK, count)
             comm.Gather(source, target, root, algorithm=algorithm)
             if root == RANK:
-                np.testing.assert_array_equal(result.array.reshape(SIZE, count), rows(count))
+                equal(result.array.reshape(SIZE, count), rows(count))
             result.check()
 
 
@@ -254,12 +254,12 @@ def test_scatter(algorithm: str, engine: str) -> None:
             source = rows(count).reshape(-1) if root == RANK else None
             result = Guarded(np.full(count, 77, "f"))
             comm.Scatter(source, result.array, root, algorithm=algorithm, channels=2)
-            np.testing.assert_array_equal(result.array, values(RANK, count))
+            equal(result.array, values(RANK, count))
             result.array[...] = 77
             target = MPI.IN_PLACE if root == RANK else result.array
             comm.Scatter(source, target, root, algorithm=algorithm)
             if root != RANK:
-                np.testing.assert_array_equal(result.array, values(RANK, count))
+                equal(result.array, values(RANK, count))
             result.check()
 
 
@@ -306,9 +306,9 @@ def test_operation_that_does_not_commute(collective: str, engine: str) -> None:
                 continue
             call(entry.name)
             if collective == "reduce_scatter":
-                np.testing.assert_array_equal(result, expected[RANK * 3 : RANK * 3 + 3], entry.name)
+                equal(result, expected[RANK * 3 : RANK * 3 + 3], entry.name)
             elif root == RANK:
-                np.testing.assert_array_equal(result, expected, entry.name)
+                equal(result, expected, entry.name)
     comm.free_plans()
     op.Free()
 
@@ -383,7 +383,7 @@ def test_persistent_forms_run_again_and_again(engine: str) -> None:
                 "barrier": lambda: (one, 77),
             }
             found, expected = checks[name]()
-            np.testing.assert_array_equal(found, expected, name)
+            equal(found, expected, name)
     for plan in plans.values():
         plan.Free()
 
