@@ -2,9 +2,10 @@
  *
  * One thread drives all programs that were submitted. It holds no GIL (a reduction by a Python function
  * takes it for as long as that runs). With nothing to do it waits for work; while messages are on their way
- * it looks again after a fixed part of the time it has waited already: so it is never late by more than that
- * part, and computing threads keep their cores. What is submitted wakes it. It sleeps even for a moment rather
- * than yield: the scheduler lets one that slept in at once, and one that yielded when the other's slice is over.
+ * it looks again after a fixed part of the time it has waited already, or of the time that what is in flight took
+ * the last time: so it is never late by more than that part, and computing threads keep their cores (a look costs
+ * them some 20 µs). What is submitted wakes it. It sleeps even for a moment rather than yield: the scheduler lets
+ * one that slept in at once, and one that yielded when the other's slice is over.
  *
  * A thread that waits for a program has nothing to compute: it drives all programs itself until then, and
  * the background thread rests. Only one thread at a time is inside MPI for all of this (`driving`), which is
@@ -31,8 +32,9 @@ static int in_line;      /* threads that wait for the driver to come out */
 static Program *active;  /* singly linked by `sibling` */
 /* The policy, see background_policy(). */
 static long spins = 0; /* a thread that yields to one that computes is away for that one's time slice */
-static long shortest_sleep_ns = 20000, longest_sleep_ns = 1000000;
+static long shortest_sleep_ns = 20000, longest_sleep_ns = 1500000;
 static long patience = 8;
+static const int64_t LOOKS_A_FLIGHT = 16; /* no more than about so many, in the time that it took before */
 
 static const unsigned CLOCK_EVERY = 256; /* fruitless looks of a waiting thread between two at the clock */
 
@@ -58,6 +60,7 @@ static void stop_driving(void) {
 static void finish(Program *p, outcome result, int rc) {
     unlink_active(p);
     p->ended = mpicoll_now();
+    p->usual = p->ended - p->began;
     p->rc = rc;
     p->failed_at = p->next;
     if (result == DONE)
@@ -97,13 +100,23 @@ static int look_around(void) {
     return moved;
 }
 
-/* Sleep for a part of the time [ns] waited so far, with `lock` held at entry and exit. Who brings work wakes the
- * thread. It holds the lock when it does, and puts the work where the thread's last look, which ends with the lock
- * held, has seen it: so no call is lost. */
+/* The least time [ns] that any program in flight took when it ran before; 0 if one of them never has. */
+static int64_t usual_flight(void) {
+    int64_t least = INT64_MAX;
+    for (const Program *p = active; p != NULL; p = p->sibling)
+        if (p->began != 0 && p->usual < least)
+            least = p->usual;
+    return least == INT64_MAX ? 0 : least;
+}
+
+/* Sleep for a part of the time [ns] waited so far, or of a flight, with `lock` held at entry and exit. Who brings
+ * work wakes the thread. It holds the lock when it does, and puts the work where the thread's last look, which ends
+ * with the lock held, has seen it: so no call is lost. */
 static void sleep_until_work_comes(int64_t waited) {
     if (thread_must_stop) /* said while `look_around` had let go of the lock */
         return;
-    int64_t pause = waited / patience;
+    int64_t pause = waited / patience, of_flight = usual_flight() / LOOKS_A_FLIGHT;
+    pause = pause < of_flight ? of_flight : pause;
     pause = pause < shortest_sleep_ns ? shortest_sleep_ns : pause;
     pause = pause > longest_sleep_ns ? longest_sleep_ns : pause;
     struct timespec until;

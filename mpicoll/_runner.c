@@ -302,7 +302,8 @@ static PyMethodDef module_methods[] = {
     {"stop_background", mpicoll_stop_background, METH_NOARGS, "stop_background(): end the background thread."},
     {"background_policy", mpicoll_background_policy, METH_VARARGS,
      "background_policy(spins, shortest, longest, patience) -> the one before: the background thread looks for\n"
-     "messages `spins` times, yielding; then after every 1/`patience` of the time waited, in bounds [ns]."},
+     "messages `spins` times, yielding; then after every 1/`patience` of the time waited, or 1/16 of the time\n"
+     "that what is in flight took before, in bounds [ns]."},
     {"hold", mpicoll_hold, METH_NOARGS, "hold(): keep the background thread out of MPI until release()."},
     {"release", mpicoll_release, METH_NOARGS, "release(): let the background thread go on."},
     {"kernel", kernel, METH_O, "kernel(name) -> address of a reduction such as 'sum_f4', or None."},

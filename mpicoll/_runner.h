@@ -54,6 +54,7 @@ typedef struct Program {
     int rc;                  /* why it FAILED, */
     Py_ssize_t failed_at;    /* and in which step */
     int64_t began, ended;    /* the clock when it was first and last looked at [ns] */
+    int64_t usual;           /* from `began` to `ended`, the last time [ns]; 0: never */
     struct Program *after;   /* must be over before this one begins */
     struct Program *sibling; /* next in the list of the background thread */
     vectorcallfunc call;

@@ -100,6 +100,7 @@ class Choice:
                 nodes=len(self.topology.nodes),
                 ordered=ordered,
                 direct=call.direct_only,
+                background=bool(background),
                 machine=self.machine,
             )
         entry = get(call.collective, algorithm)

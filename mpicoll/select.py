@@ -91,12 +91,14 @@ def choose(
     nodes: int = 1,
     ordered: bool = False,
     direct: bool = False,
+    background: bool = False,
     machine: Machine | None = None,
 ) -> str:
     """The algorithm for a message of `nbytes` on `size` ranks in so many `nodes`.
 
-    `ordered`: operands must be combined in rank order; `direct`: parts must not be forwarded; `machine`: what
-    was calibrated, between nodes where there are several.
+    `ordered`: operands must be combined in rank order; `direct`: parts must not be forwarded; `background`: a
+    thread that looks for messages now and then is to complete it; `machine`: what was calibrated, between
+    nodes where there are several.
 
     >>> import mpicoll.algorithms
     >>> from mpicoll.cost import uniform
@@ -108,6 +110,10 @@ def choose(
         return _ORDERED[collective]
     if direct:
         return "linear"
+    if collective == "allreduce" and size == 2 and background:
+        # As many bytes as the ring's in half the rounds, for each of which the thread comes late; what more
+        # there is to add up takes 16 us for 1 MiB.
+        return "recursive_doubling"
     if 1 < nodes < size and collective in _OVER_NODES:
         rates = _rates(machine, nbytes) if machine else _Rates(ALPHA, BETA, GAMMA, 0.0)
         return _over_nodes(collective, size, nbytes, nodes, rates)

@@ -53,6 +53,13 @@ def test_stripes_between_nodes_are_shorter() -> None:
     assert default_channels("allgather", 16 << 20, 8, between_nodes=True) == (1, 1)
 
 
+def test_two_ranks_in_the_background_exchange_in_one_round() -> None:
+    """The thread that completes it is late for every round."""
+    assert choose("allreduce", 2, 1 << 20) == "ring"
+    assert choose("allreduce", 2, 1 << 20, background=True) == "recursive_doubling"
+    assert choose("allreduce", 3, 1 << 20, background=True) == "ring"
+
+
 def test_a_calibration_with_slow_messages_moves_the_crossover() -> None:
     def last(alpha: float) -> int:
         """The largest size at which an all-reduce sends whole vectors."""
