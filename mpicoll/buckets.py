@@ -91,7 +91,8 @@ def lay_out(
 
     A bucket is closed before a gradient that would take it beyond `bucket_bytes`. The very first one is
     closed at `first_bytes` already, if that is less, so that communication begins early. A gradient larger
-    than `bucket_bytes` is cut in equal pieces, each a bucket of its own; none is cut for `first_bytes`.
+    than `bucket_bytes` is cut in equal pieces, each a bucket of its own (what was waiting travels with the
+    first, if there is room); none is cut for `first_bytes`.
 
     Raises `ArgumentError` for bucket sizes below one byte.
     """
@@ -114,13 +115,14 @@ def lay_out(
         offsets[index] = lengths[wire]
         lengths[wire] += size
         held = sum(piece.stop - piece.start for piece in filling[wire])
-        if (held + size) * itemsize > limits[wire]:
+        pieces = _cut(index, size, bucket_bytes // itemsize)
+        if (held + pieces[0].stop) * itemsize > limits[wire]:
             close(wire)
-        if size * itemsize > bucket_bytes:
-            groups += [[piece] for piece in _cut(index, size, bucket_bytes // itemsize)]
-            limits[wire] = bucket_bytes
-        elif size:
-            filling[wire].append(Piece(index, 0, size))
+        if size:
+            filling[wire].append(pieces[0])
+        if len(pieces) > 1:
+            close(wire)
+            groups += [[piece] for piece in pieces[1:]]
     for wire in filling:
         close(wire)
     turn = {index: turn for turn, index in enumerate(order)}
@@ -130,8 +132,8 @@ def lay_out(
 
 
 def _cut(index: int, size: int, most: int) -> list[Piece]:
-    """Equal pieces of at most `most` elements (at least one)."""
-    count = -(-size // max(1, most))
+    """Equal pieces of at most `most` elements (at least one); a single one if they are no more."""
+    count = max(1, -(-size // max(1, most)))
     edges = [size * k // count for k in range(count + 1)]
     return [Piece(index, low, high) for low, high in pairwise(edges)]
 

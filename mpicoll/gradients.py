@@ -76,6 +76,28 @@ def digest(array: Any) -> int:
     return zlib.crc32(device.to_host(array).tobytes())
 
 
+def note_rows(parts: dict[int, Any], index: int, parameter: Parameter, rows: slice | None) -> tuple[int, int]:
+    """The elements low..high of a flat gradient that `rows` of it are (None: all); noted in `parts[index]`.
+
+    `parts` has an array for each parameter that became ready in part: whether each of its rows did.
+    Raises `ArgumentError` for no rows, and for some that were ready before.
+    """
+    if rows is None and index not in parts:
+        return 0, parameter.size
+    name, count = repr(parameter.name), parameter.shape[0] if parameter.shape else 0
+    if not isinstance(rows, slice | None):
+        raise ArgumentError(f"rows of gradient {name} are a slice, not {rows!r}")
+    start, stop, step = (rows or slice(None)).indices(count)
+    if step != 1 or start >= stop:
+        raise ArgumentError(f"gradient {name} of shape {parameter.shape} has no adjoining rows {rows}")
+    ready = parts.setdefault(index, np.zeros(count, bool))
+    if ready[start:stop].any():
+        raise ArgumentError(f"rows of gradient {name} became ready twice in a step; was wait() forgotten?")
+    ready[start:stop] = True
+    width = parameter.size // count
+    return start * width, stop * width
+
+
 class State:
     """What must be known at the end of the program, or of the reducer's life: whether a step is open."""
 

@@ -28,7 +28,7 @@ from .agree import Agreement
 from .buckets import Bucket, Layout, Parameter, bucket_sizes, lay_out, listed
 from .comm import Comm
 from .errors import ArgumentError, MismatchError, MpicollError
-from .gradients import State, check_array, collected, digest, memory_of, mismatch, register
+from .gradients import State, check_array, collected, digest, memory_of, mismatch, note_rows, register
 from .requests import background_held
 from .runner import Plan, check_background
 
@@ -185,19 +185,20 @@ class GradientReducer:
             self._plans.append(
                 self._comm.Allreduce_init(MPI.IN_PLACE, part, background=self._background, **self._options)
             )
-        self._buckets_of: list[list[int]] = [[] for _ in self._parameters]
+        self._pieces_of: list[list[tuple[int, int, int]]] = [[] for _ in self._parameters]
         for number, bucket in enumerate(layout.buckets):
             for piece in bucket.pieces:
-                self._buckets_of[piece.parameter].append(number)
+                self._pieces_of[piece.parameter].append((number, piece.start, piece.stop))
         self._begin_step()
 
     def _begin_step(self) -> None:
         self._state.open = False
         self._sources: dict[int, Any] = {}  # by parameter, in the order in which they became ready
-        self._lacking = [len(bucket.pieces) for bucket in self._layout.buckets]
+        self._parts: dict[int, Any] = {}  # by parameter, if only some rows are ready: whether each is
+        self._lacking = [bucket.stop - bucket.start for bucket in self._layout.buckets]  # elements not ready
         self._flying: list[int] = []
         self._launched: dict[int, float] = {}
-        self._under_way = [len(numbers) for numbers in self._buckets_of]
+        self._under_way = [len(pieces) for pieces in self._pieces_of]
         # In device memory, the streams that were current when gradients became ready and buckets left.
         self._ready_on: dict[int, Any] = {}
         self._left_on: dict[int, Any] = {}
@@ -225,11 +226,14 @@ class GradientReducer:
         finally:
             self._syncing = before
 
-    def ready(self, name: str, gradient: Any = None) -> None:
+    def ready(self, name: str, gradient: Any = None, *, rows: slice | None = None) -> None:
         """Say that a gradient is complete: in the registered array, or, without `views`, in `gradient`.
 
-        Until `wait`, the array belongs to the reducer with `views`; without, it may be used.
-        Raises `ArgumentError` for an unknown name, another shape or type, or one that was ready before.
+        `rows`: only these of the first axis, a slice. What is complete of a large gradient can leave while
+        the rest is computed, and less of the last one is left when nothing more is computed.
+
+        Until `wait`, the array (or its rows) belongs to the reducer with `views`; without, it may be used.
+        Raises `ArgumentError` for an unknown name, another shape or type, or what was ready before.
         """
         if not self._syncing:
             return
@@ -244,42 +248,51 @@ class GradientReducer:
                 raise ArgumentError(f"no gradient {name!r} is registered; there are {known}")
             if index in self._sources:
                 raise ArgumentError(f"gradient {name!r} became ready twice in a step; was wait() forgotten?")
-            self._take(index, self.gradients[name] if gradient is None else gradient)
+            self._take(index, self.gradients[name] if gradient is None else gradient, rows)
         if not self._background:
             for number in self._flying:
                 self._plans[number].Test()
 
-    def _take(self, index: int, gradient: Any) -> None:
-        """Bring a gradient into its buckets and launch those that are full."""
+    def _take(self, index: int, gradient: Any, rows: slice | None = None) -> None:
+        """Bring a gradient, or rows of it, into its buckets and launch those that are full."""
         parameter, slot = self._parameters[index], self._slots[index]
         if self._views:
             self._check_view(index, gradient)
-        if gradient is not slot:
+        elif gradient is not slot:
             check_array(parameter.name, gradient, writable=True)
             if gradient.shape != parameter.shape or gradient.dtype.str != parameter.dtype:
                 raise ArgumentError(
                     f"gradient {parameter.name!r} was registered as {parameter.shape} {parameter.dtype}, "
                     f"not {gradient.shape} {gradient.dtype.str}"
                 )
+        low, high = note_rows(self._parts, index, parameter, rows)
+        if gradient is not slot:
+            target, source = (slot, gradient) if rows is None else (slot[rows], gradient[rows])
             if self._scales_first(parameter):
-                self._array_module.multiply(gradient, 1 / self._comm.size, out=slot)
+                self._array_module.multiply(source, 1 / self._comm.size, out=target)
             else:
-                self._array_module.copyto(slot, gradient)
+                self._array_module.copyto(target, source)
         if not self._state.open:
             self._state.open, self.flights = True, []
-        self._sources[index] = gradient
+        if index not in self._parts or self._parts[index].all():
+            self._outdated.pop(index, None)
+            self._sources[index] = gradient
         if self._array_module is not np:
+            if index in self._ready_on:  # other rows, perhaps on another stream
+                device.follow(self._ready_on[index])
             self._ready_on[index] = device.current_stream()
-        for number in self._buckets_of[index]:
-            self._lacking[number] -= 1
-            if self._lacking[number] == 0 and self._overlap:
-                self._launch(number)
+        for number, start, stop in self._pieces_of[index]:
+            more = min(high, stop) - max(low, start)
+            if more > 0:
+                self._lacking[number] -= more
+                if self._lacking[number] == 0 and self._overlap:
+                    self._launch(number)
         while not self._overlap and self._next_is_full():
             self._launch(len(self._launched))
 
     def _check_view(self, index: int, gradient: Any) -> None:
         """Refuse a gradient elsewhere than in its bucket, and one that was written where that was before."""
-        before, held = self._outdated.pop(index, (None, 0))
+        before, held = self._outdated.get(index, (None, 0))
         name = repr(self._parameters[index].name)
         if gradient is not self._slots[index] and gradient is not before:
             raise ArgumentError(f"gradient {name}: with views=True write into reducer.gradients[{name}]")
@@ -364,6 +377,9 @@ class GradientReducer:
 
     def _settle_unused(self) -> None:
         missing = [n for n in range(len(self._parameters)) if n not in self._sources]
+        if in_part := [n for n in missing if n in self._parts]:
+            names = listed([self._parameters[n].name for n in in_part])
+            raise ArgumentError(f"some rows were not ready on rank {self._comm.rank} of gradients {names}")
         if missing and self._unused == "error":
             names = listed([self._parameters[n].name for n in missing])
             raise ArgumentError(

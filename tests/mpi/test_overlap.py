@@ -103,6 +103,29 @@ def test_first_bucket_is_smaller_and_large_gradients_are_split() -> None:
         assert [b.nbytes for b in reducer.buckets] == [160, 160, 1000, 1000, 1000, 1000]
 
 
+@ways
+@pytest.mark.parametrize("views", [False, True], ids=["copied", "views"])
+def test_rows_leave_while_the_rest_is_computed(way: str, views: bool) -> None:
+    """In another order on each rank."""
+    rows = [slice(15), slice(15, 20), slice(20, None)]
+    with make(way, views=views) as reducer:
+        for step in range(3):
+            for name in list(SHAPES)[1:]:
+                reducer.gradients[name][...] = gradient(RANK, name, step)
+                reducer.ready(name)
+            launched = len(reducer._launched)
+            for number in range(3):
+                some = rows[(number + RANK + step) % 3]
+                reducer.gradients["w1"][some] = gradient(RANK, "w1", step)[some]
+                reducer.ready("w1", rows=some)
+                if way != "blocking" and step and RANK + step == 3 and not number:
+                    assert len(reducer._launched) == launched + 1, "15 of 30 rows are a bucket"
+            reducer.wait()
+            for name in SHAPES:
+                np.testing.assert_array_equal(reducer.gradients[name], average(name, step))
+                same_everywhere(reducer.gradients[name])
+
+
 def test_results_arrive_one_by_one() -> None:
     with make("test") as reducer:
         for name in SHAPES:
@@ -282,13 +305,20 @@ def test_unready_gradients_are_named_on_every_rank(way: str) -> None:
     [
         (lambda r: r.ready("w9"), "no gradient 'w9' is registered; there are 'w1', 'b1'"),
         (lambda r: (r.ready("b1"), r.ready("b1")), "'b1' became ready twice"),
+        (lambda r: (r.ready("b1", rows=slice(3)), r.ready("b1")), "rows of gradient 'b1' became ready twice"),
+        (lambda r: r.ready("scalar", rows=slice(1)), r"'scalar' of shape \(\) has no adjoining rows"),
+        (lambda r: r.ready("b1", rows=3), "rows of gradient 'b1' are a slice, not 3"),
+        (
+            lambda r: (r.ready("b1", rows=slice(3)), r.wait()),
+            "some rows were not ready on rank 0 of gradients 'b1'",
+        ),
         (lambda r: r.ready("b1", np.zeros(8, "f")), r"registered as \(7,\) <f4, not \(8,\) <f4"),
         (lambda r: r.ready("b1", np.zeros(7, "d")), "not .* <f8"),
         (lambda r: r.ready(["b1"]), r"no gradient \['b1'\] is registered"),
         (lambda r: r.ready("b1", [0.0] * 7), "'b1' is no array but of type list"),
         (lambda r: r.ready("b1", np.frombuffer(bytes(28), "f")), "'b1' is read-only"),
     ],
-    ids=["unknown", "twice", "shape", "type", "list of names", "list", "read-only"],
+    ids="unknown twice rows-twice no-rows one-row some-rows shape type names list read-only".split(),
 )
 def test_misuse_on_one_rank_is_heard_of_by_the_others(call, message: str) -> None:
     reducer = make("thread" if THREAD else "test")

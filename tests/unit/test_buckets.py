@@ -62,6 +62,13 @@ def test_buckets_come_in_the_order_in_which_they_are_full(case):
     assert last == sorted(last)
 
 
+def test_a_small_gradient_travels_with_the_first_piece_of_a_large_one():
+    """Such as a bias, which would be a bucket of its own: half as many messages."""
+    bias, weight = parameter("bias", 3), parameter("weight", 60)
+    assert sizes(lay_out([bias, weight], range(2), 100, 400)) == [92, 80, 80]
+    assert sizes(lay_out([bias, weight], range(2), 84, 400)) == [12, 80, 80, 80]  # no room
+
+
 def test_first_bucket_is_smaller():
     parameters = [parameter(f"p{i}", 10) for i in range(7)]
     assert sizes(lay_out(parameters, range(7), 120, 40)) == [40, 120, 120]
