@@ -17,8 +17,8 @@ TRAINS = (PER_TENSOR, BLOCKING, OVERLAPPED)  # these end each step with the same
 _NAP = 1e-3  # seconds between two looks of a program that sleeps
 
 
-def _nothing(*_: Any) -> None:
-    """Neither announce nor wait."""
+def _nothing(_name: str, *, rows: slice | None = None) -> None:
+    """Announce nothing."""
 
 
 class Mode:
@@ -59,7 +59,7 @@ class Mode:
 
     def step(self) -> None:
         """Compute only."""
-        self.network.step(self.gradients, _nothing, _nothing)
+        self.network.step(self.gradients, _nothing)
 
     def free(self) -> None:
         """Let go of what was made for it. Collective."""
@@ -75,12 +75,14 @@ class PerTensor(Mode):
 
     def step(self) -> None:
         """Compute, and communicate in between."""
-        self.network.step(self.gradients, self._average, _nothing)
+        self.network.step(self.gradients, self._average)
 
-    def _average(self, name: str) -> None:
+    def _average(self, name: str, *, rows: slice | None = None) -> None:
         from mpi4py import MPI
 
         gradient = self.gradients[name]
+        if rows is not None and rows.stop < len(gradient):
+            return
         self._comm.Allreduce(MPI.IN_PLACE, gradient, **self._options)
         gradient /= self._comm.size
 
@@ -102,7 +104,8 @@ class Bucketed(Mode):
         )
         self.gradients = self.reducer.gradients
         names = list(self.gradients)
-        self.buckets = tuple((b.nbytes, names[b.pieces[-1].parameter]) for b in self.reducer.buckets)
+        last = [(bucket.nbytes, bucket.pieces[-1]) for bucket in self.reducer.buckets]
+        self.buckets = tuple((n, network.filled(names[p.parameter], p.stop)) for n, p in last)
         self.free = self.reducer.free  # type: ignore[method-assign]
         steps = {COMMUNICATE: self._communicate, ASLEEP: self._sleep}
         self.step = steps.get(name, self._train)  # type: ignore[method-assign]
@@ -113,7 +116,7 @@ class Bucketed(Mode):
         return list(self.reducer._plans)
 
     def _train(self) -> None:
-        self.network.step(self.gradients, self.reducer.ready, self.reducer.wait)
+        self.network.step(self.gradients, self.reducer.ready, self.reducer.arriving)
         self.flights = self.reducer.flights
 
     def _communicate(self) -> None:

@@ -6,8 +6,9 @@ computed it (on a device: has queued the kernels that do), from the last layer t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import numpy as np
 from mpicoll.bench.places import Host, Span, spans
 
 RATE = 0.02  # of learning
+BLOCKS = 3  # of rows in which the gradient of a layer's weights is computed
 HELD_BLAS = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")  # by `mpicoll.bench`
 
 
@@ -96,6 +98,8 @@ class Network:
             self._outputs = [xp.zeros(rows, shape.dtype) for _ in range(shape.layers)]
             self._deltas = [xp.zeros(rows, shape.dtype) for _ in range(2)]
             self.place.finish()
+        edges = [shape.width * k // BLOCKS for k in range(BLOCKS + 1)]
+        self.blocks = [slice(low, high) for low, high in pairwise(edges) if low < high]  # of rows of weights
         self._squares: Any = float("nan")  # the squared error of the last step, summed
         self.spans: list[Span] = []  # what the program did in the last step
         self.kernels: list[Span] = []  # what the device did, if there is one
@@ -106,28 +110,35 @@ class Network:
         return 0.5 * float(self._squares) / self.shape.batch
 
     def step(
-        self, gradients: Mapping[str, Any], ready: Callable[[str], None], wait: Callable[[], None]
+        self,
+        gradients: Mapping[str, Any],
+        ready: Callable[..., None],
+        arriving: Callable[[], Iterable[str]] | None = None,
     ) -> None:
-        """Forward, backward, and, after `wait`, the update; `spans` and `kernels` tell when."""
+        """Forward, backward, and the update; `spans` and `kernels` tell when.
+
+        `ready(name)` is called for each bias' gradient, and for weights' `ready(name, rows=slice)` as soon as
+        those rows are there. `arriving()` yields names of gradients as they become final, to be used at once.
+        """
         place = self.place
         with place.stream():
             marks = [place.mark("")]
             self._forward()
             marks.append(place.mark("forward"))
             for layer in reversed(range(self.shape.layers)):
-                self._gradients_of(layer, gradients)
-                marks.append(place.mark(f"backward {layer}"))
-                ready(f"b{layer}")
-                ready(f"w{layer}")
-                marks.append(place.mark(f"ready {layer}"))
+                self._gradients_of(layer, gradients, ready, marks)
                 if layer:
                     self._pass_on(layer)
                     marks.append(place.mark(f"backward {layer}"))
-            wait()
+            for name in arriving() if arriving else ():
+                marks.append(place.mark("wait"))
+                self._update(name, gradients)
+                marks.append(place.mark("update"))
             marks.append(place.mark("wait"))
-            for name, parameter in self.parameters.items():
-                parameter -= RATE * gradients[name]
-            marks.append(place.mark("update"))
+            if not arriving:
+                for name in self.parameters:
+                    self._update(name, gradients)
+                marks.append(place.mark("update"))
             self.finish(marks)
 
     def finish(self, marks: list[Any]) -> None:
@@ -152,11 +163,36 @@ class Network:
         self._squares = xp.vdot(delta, delta)
         delta /= self.shape.batch
 
-    def _gradients_of(self, layer: int, gradients: Mapping[str, Any]) -> None:
+    def _gradients_of(
+        self, layer: int, gradients: Mapping[str, Any], ready: Callable[..., None], marks: list[Any]
+    ) -> None:
+        """The gradients of a layer; those of its weights in blocks of rows, which can leave one by one."""
         below = self._outputs[layer - 1] if layer else self.inputs
-        delta = self._deltas[0]
+        delta, weights = self._deltas[0], gradients[f"w{layer}"]
         self._xp.sum(delta, axis=0, out=gradients[f"b{layer}"])
-        self._xp.matmul(below.T, delta, out=gradients[f"w{layer}"])
+        ready(f"b{layer}")
+        for number, rows in enumerate(self.blocks):
+            self._xp.matmul(below.T[rows], delta, out=weights[rows])
+            marks.append(self.place.mark(f"backward {layer}"))
+            ready(f"w{layer}", rows=rows)
+            marks.append(self.place.mark(f"ready {self._block(layer, number)}"))
+
+    def filled(self, name: str, stop: int) -> str:
+        """What is ready when the first `stop` elements of a gradient are.
+
+        "w3.0" stands for the first block of rows of w3, the name alone for all of it.
+        """
+        if name[0] != "w":
+            return name
+        number = next(n for n, rows in enumerate(self.blocks) if rows.stop * self.shape.width >= stop)
+        return f"w{self._block(int(name[1:]), number)}"
+
+    def _block(self, layer: int, number: int) -> str:
+        return f"{layer}.{number}" if number < len(self.blocks) - 1 else str(layer)
+
+    def _update(self, name: str, gradients: Mapping[str, Any]) -> None:
+        parameter = self.parameters[name]
+        parameter -= RATE * gradients[name]
 
     def _pass_on(self, layer: int) -> None:
         """The gradient of the layer below, through the derivative of tanh."""

@@ -239,10 +239,11 @@ class ndarray:  # noqa: N801 (CuPy's name)
 
     def __getitem__(self, item: slice) -> ndarray:
         low, high, step = item.indices(self.shape[0])
-        place = MemoryPointer(self.data.mem, self.data.ptr - self.data.mem.ptr + low * self.dtype.itemsize)
-        if step != 1:
-            return ndarray(len(range(low, high, step)), self.dtype, place, (step * self.dtype.itemsize,))
-        return ndarray(max(high - low, 0), self.dtype, place)
+        shape = (len(range(low, high, step)), *self.shape[1:])
+        first, *rest = self.strides or self.host.strides
+        place = MemoryPointer(self.data.mem, self.data.ptr - self.data.mem.ptr + low * first)
+        contiguous = step == 1 and self.strides is None
+        return ndarray(shape, self.dtype, place, None if contiguous else (step * first, *rest))
 
     def __setitem__(self, item: Any, value: Any) -> None:
         target = self if item is Ellipsis else self[item]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from itertools import pairwise
+from collections.abc import Iterator
+from itertools import chain, pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,7 +30,7 @@ SHAPE = Shape(layers=3, width=6, batch=8, dtype="float64")
 
 def gradients_of(network: Network) -> dict[str, np.ndarray]:
     found = {name: np.zeros_like(array) for name, array in network.parameters.items()}
-    network.step(found, lambda name: None, lambda: None)
+    network.step(found, lambda name, rows=None: None)
     return found
 
 
@@ -64,11 +65,25 @@ def test_average_over_ranks_is_the_gradient_of_the_undivided_batch() -> None:
 
 
 def test_announces_every_gradient_from_the_last_layer_to_the_first() -> None:
-    one, announced = network(), []
+    one = network()
+    announced: list[Any] = []
     gradients = {name: np.zeros_like(array) for name, array in one.parameters.items()}
     before = {name: array.copy() for name, array in one.parameters.items()}
-    one.step(gradients, announced.append, lambda: announced.append("wait"))
-    assert announced == ["b2", "w2", "b1", "w1", "b0", "w0", "wait"]
+
+    def ready(name: str, rows: slice | None = None) -> None:
+        announced.append(name if rows is None else (name, rows.start, rows.stop))
+
+    def arriving() -> Iterator[str]:
+        for name in names(SHAPE):
+            np.testing.assert_array_equal(one.parameters[name], before[name], "updated too early")
+            announced.append(f"{name} arrives")
+            yield name
+
+    one.step(gradients, ready, arriving)
+    blocks = [(0, 2), (2, 4), (4, 6)]
+    layers = [[f"b{n}", *((f"w{n}", *block) for block in blocks)] for n in (2, 1, 0)]
+    assert announced == [*chain(*layers), *(f"{name} arrives" for name in names(SHAPE))]
+    assert [one.filled("w1", stop) for stop in (1, 12, 13, 36)] == ["w1.0", "w1.0", "w1.1", "w1"]
     for name, array in one.parameters.items():
         np.testing.assert_array_equal(array, before[name] - RATE * gradients[name])
     spans = one.spans
@@ -181,7 +196,7 @@ def test_a_step_on_a_device_is_the_step_on_the_host() -> None:
         gpu.place.finish = lambda: (queued.append(len(stream.queue)), finish())[0]  # type: ignore[assignment]
         for _ in range(3):
             gradients = gradients_of(host)
-            gpu.step(slots, lambda name: None, lambda: None)
+            gpu.step(slots, lambda name, rows=None: None)
             assert gpu.loss == host.loss
             for name in names(SHAPE):
                 np.testing.assert_array_equal(slots[name].host, gradients[name])
