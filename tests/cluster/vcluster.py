@@ -7,8 +7,11 @@ With --slurm, sbatch, srun and the like work on the machine, for any user, after
     machine .254 ----[ bridge in 'login' .250 ]---- node1 eth0 .1
                                  |   |_____________ node2 eth0 .2 ...
 
-Every node's cable is rate-limited at both ends; that of the machine is not. There is no added latency: a
-message between nodes takes about 16 us. Needs root, util-linux and iproute2; --slurm needs slurm-wlm, munge.
+Every node's cable is rate-limited, at both ends if there are more than two nodes; that of the machine is
+not. There is no added latency: a message between nodes takes about 16 us. Cables and bridge work on the cores
+that compute, unlike those of a real network.
+
+Needs root, util-linux and iproute2; --slurm needs slurm-wlm, munge.
 """
 
 from __future__ import annotations
@@ -143,7 +146,11 @@ class Cluster:
             subprocess.run(["ip", *command.split(), self.interface], check=True)
 
     def _plug_in(self, node: Node) -> None:
-        """Lay the cable from the bridge to a node, rate-limited at both ends."""
+        """Lay the cable from the bridge to a node, rate-limited.
+
+        What two nodes send each other is limited where it leaves them. Among more, what several send to one
+        is limited at its own end, too.
+        """
         number = self.nodes.index(node)
         port = f"port{number + 1}"
         self.login.net(f"ip link add name {port} type veth peer name eth0 netns {node.pid()}")
@@ -151,7 +158,8 @@ class Cluster:
         node.net(f"ip addr add {self.address(number)}/24 dev eth0")
         node.net("ip link set eth0 up")
         if self.settings.rate != "none":
-            for end, interface in ((self.login, port), (node, "eth0")):
+            ends = [(node, "eth0")] + [(self.login, port)] * (self.settings.nodes > 2)
+            for end, interface in ends:
                 shape = f"tbf rate {self.settings.rate} burst 128kb latency 50ms"
                 end.net(f"tc qdisc replace dev {interface} root {shape}")
 

@@ -211,6 +211,8 @@ def live(directory: Path, name: str, *, private_tmp: bool) -> None:
         subprocess.run(command.split(), check=True)
     with contextlib.suppress(OSError):  # no IPv6 at all
         Path("/proc/sys/net/ipv6/conf/all/disable_ipv6").write_text("1")
+    for table in Path("/proc/sys/net/bridge").glob("bridge-nf-call-*"):
+        table.write_text("0")  # a switch has no firewall, least of all one on the nodes' cores
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the orphans that come to a PID 1
     node.file.with_suffix(".ready").touch()
     while True:
