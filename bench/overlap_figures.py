@@ -10,6 +10,8 @@ import pandas as pd
 
 from mpicoll.bench.figures import WIDTH, axis_of_bytes, titled
 
+ANY = "any bucket in flight"
+_ROWS = 40  # of a timeline
 _KINDS = {
     "forward": "#97bbf5", "backward": "#4269d0", "update": "#6cc5b0", "launch": "#efb118", "wait": "#ff725c",
     "bucket in flight": "#3ca951",
@@ -67,7 +69,7 @@ def timeline(events: Sequence[dict[str, Any]], title: str) -> Any:
     data = pd.DataFrame([_drawn(e, titles[e["pid"]]) for e in events if e["ph"] == "X"])
     end = float(data["end"].max())
     charts = [_timeline_of(part, str(name), end) for name, part in data.groupby("mode", sort=False)]
-    told = "rank 0, the step nearest to the median; a gap in green is a network without work"
+    told = f"rank 0, the step nearest to the median; a gap in the row '{ANY}' is a network without work"
     return titled(alt.vconcat(*charts).resolve_scale(color="shared"), title, told, width=None, height=None)
 
 
@@ -77,13 +79,30 @@ def _drawn(event: dict[str, Any], mode: str) -> dict[str, Any]:
     begin = event["ts"] / 1e3
     return {
         "mode": mode, "kind": kind, "name": event["name"], "begin": begin, "end": begin + event["dur"] / 1e3,
-        "row": "program" if event["cat"] == "program" else event["name"],
+        "row": event["cat"] if event["cat"] in ("program", "device") else event["name"],
     }  # fmt: skip
 
 
+def joined(data: pd.DataFrame) -> pd.DataFrame:
+    """Rows of a mode, and before its buckets one for the times in which any bucket is in flight."""
+    flights = data[data["kind"] == "bucket in flight"].sort_values("begin")
+    if flights.empty:
+        return data
+    spans: list[dict[str, Any]] = []
+    for begin, end in zip(flights["begin"], flights["end"], strict=True):
+        if spans and begin <= spans[-1]["end"]:
+            spans[-1]["end"] = max(spans[-1]["end"], end)
+        else:
+            spans.append({**flights.iloc[0].to_dict(), "name": ANY, "row": ANY, "begin": begin, "end": end})
+    return pd.concat([data[data["kind"] != "bucket in flight"], pd.DataFrame(spans), flights])
+
+
 def _timeline_of(data: pd.DataFrame, name: str, end: float) -> Any:
+    data = joined(data)
     rows = list(dict.fromkeys(data["row"]))
-    shown = rows if len(rows) <= 40 else [*rows[:20], *rows[-20:]]  # hundreds of tiny buckets are no picture
+    shown = rows if len(rows) <= _ROWS else [*rows[: _ROWS // 2], *rows[-_ROWS // 2 :]]
+    if len(shown) < len(rows):  # hundreds of tiny buckets are no picture
+        name += f" (without {len(rows) - len(shown)} rows of buckets in the middle)"
     data = data[data["row"].isin(shown)]
     return (
         alt.Chart(data, title=alt.TitleParams(name, anchor="start", fontSize=12))

@@ -19,9 +19,9 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 nn = torch.nn
 torch.set_num_threads(1)
 
-pytestmark = pytest.mark.ranks(1, 2)
+pytestmark = pytest.mark.ranks(1, 2, 3, 4)
 SIZE, RANK = WORLD.size, WORLD.rank
-ROWS = 8  # of the undivided batch
+ROWS = 12  # of the undivided batch: as many on each rank
 DEVICES = [
     "cpu",
     pytest.param(
@@ -107,7 +107,7 @@ def gloo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @views
 def test_gradients_are_those_of_distributed_data_parallel(views: bool, gloo: None) -> None:
-    """Bit for bit: on two ranks there is one sum, and halves are exact."""
+    """Bit for bit on two ranks: there is one sum, and halves are exact. On more, sums have another order."""
     model, theirs = network(0), nn.parallel.DistributedDataParallel(network(0))
     loss = nn.MSELoss()
     with ModuleReducer(WORLD, model, views=views, bucket_bytes=200) as reducer:
@@ -118,7 +118,7 @@ def test_gradients_are_those_of_distributed_data_parallel(views: bool, gloo: Non
                 loss(each(rows), targets).backward()
             reducer.wait()
             for ours, other in zip(model.parameters(), theirs.module.parameters(), strict=True):
-                torch.testing.assert_close(ours.grad, other.grad, rtol=0, atol=0)
+                torch.testing.assert_close(ours.grad, other.grad, rtol=0, atol=0 if SIZE < 3 else 1e-14)
 
 
 @views

@@ -63,6 +63,14 @@ def test_what_is_recorded_and_said(measured: tuple[Path, str]) -> None:
         events = json.loads((target / f"trace-rank{rank}.json").read_text())["traceEvents"]
         assert {e["args"]["mode"] for e in events} == {"overlapped", "bucketed", "per tensor"}
         assert any(e.get("cat") == "flight" for e in events)
+        named = {(e["pid"], e["tid"]) for e in events if (e["ph"], e["name"]) == ("M", "thread_name")}
+        for event in events:  # as the Trace Event Format has it: metadata, and complete events in µs
+            assert event["ph"] in ("M", "X")
+            assert isinstance(event["pid"], int)
+            assert isinstance(event["tid"], int)
+            if event["ph"] == "X":
+                assert (event["pid"], event["tid"]) in named
+                assert min(event["ts"], event["dur"]) >= 0
     for word in ("per tensor", "overlapped", "hidden", "model: a bucket takes", "+ CPU: moving the messages"):
         assert word in said
     assert re.search("(recommended bucket size: |no bucket size is recommended: .*\nwhy: )", said)
