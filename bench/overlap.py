@@ -81,6 +81,11 @@ def run(args: argparse.Namespace) -> int:
         known = ("auto", *own_algorithms("allreduce"))
         if args.algorithm not in known:
             raise ArgumentError(f"unknown algorithm {args.algorithm!r}; known: {', '.join(known)}")
+        if args.progress == "thread" and world.thread_level in ("single", "funneled"):
+            raise ArgumentError(
+                f"a thread moves no messages at thread level {world.thread_level}: "
+                "--thread-level serialized, or --progress test"
+            )
         if args.buffer == "cupy":
             use_own_device(world)
     record = Record(world, args, policy)

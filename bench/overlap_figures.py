@@ -88,12 +88,13 @@ def joined(data: pd.DataFrame) -> pd.DataFrame:
     flights = data[data["kind"] == "bucket in flight"].sort_values("begin")
     if flights.empty:
         return data
+    first = {str(name): value for name, value in flights.iloc[0].items()}
     spans: list[dict[str, Any]] = []
     for begin, end in zip(flights["begin"], flights["end"], strict=True):
         if spans and begin <= spans[-1]["end"]:
             spans[-1]["end"] = max(spans[-1]["end"], end)
         else:
-            spans.append({**flights.iloc[0].to_dict(), "name": ANY, "row": ANY, "begin": begin, "end": end})
+            spans.append({**first, "name": ANY, "row": ANY, "begin": begin, "end": end})
     return pd.concat([data[data["kind"] != "bucket in flight"], pd.DataFrame(spans), flights])
 
 

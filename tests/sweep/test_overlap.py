@@ -167,6 +167,7 @@ def test_at_mpi_thread_serialized() -> None:
     [
         (["--layers", "0"], {}, "--layers must be at least 1"),
         (["--policy", "1,2"], {}, "four whole numbers"),
+        (["--thread-level", "funneled"], {}, "level funneled: --thread-level serialized, or --progress test"),
         (["--algorithm", "rnig"], {}, "rnig"),
         (
             ["--width", "100000"],
