@@ -132,7 +132,9 @@ def main(raw):
             rows[KEPT].to_csv(HERE / f"{lib}-p{ranks}.csv", index=False, float_format="%.5g")
             crowded = " (oversubscribed)" if rows["oversubscribed"].fillna(False).any() else ""
             table += lines_of(f"{lib}, P = {ranks}{crowded}", rows)
-    text = as_text(table) + "\n" + as_text(autos(raw))
+    text = as_text(table)
+    if (raw / "openmpi-auto.csv").exists():
+        text += "\n" + as_text(autos(raw))
     (HERE / "analysis.md").write_text(text, encoding="utf-8")
     print(text)
 

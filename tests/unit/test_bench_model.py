@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import xml.etree.ElementTree as ET
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +22,7 @@ from mpicoll.bench.cli import main
 from mpicoll.bench.export import goal, msccl
 from mpicoll.bench.fit import fit_curve
 from mpicoll.cost import Machine, cost, uniform
+from mpicoll.curves import straight
 from mpicoll.errors import ArgumentError, Unsupported
 from mpicoll.registry import algorithms, get
 from mpicoll.traffic import peer_bytes, traffic
@@ -191,18 +193,20 @@ def test_what_is_calibrated_is_all_that_mpi_defines() -> None:
             pairs_of(dtypes.split(","), ops.split(","), sizes)
 
 
-def _summary(machine: Machine) -> pd.DataFrame:
+ALLREDUCES = [f"allreduce/{name}" for name in ("ring", "recursive_doubling", "circulant", "binary_tree")]
+
+
+def _summary(machine: Machine, which: Sequence[str] = ALLREDUCES) -> pd.DataFrame:
     rng, rows = np.random.default_rng(1), []
     for size in (2, 3, 4):
-        for name in ("ring", "recursive_doubling", "circulant", "binary_tree"):
+        for full in which:
+            kind, name = full.split("/")
             for nbytes in (4 * 4**k for k in range(12)):
-                seconds = cost(
-                    f"allreduce/{name}", size, nbytes, machine, get("allreduce", name).defaults
-                ).seconds
+                seconds = cost(full, size, nbytes, machine, get(kind, name).defaults).seconds
                 seconds *= rng.lognormal(0, 0.02)
                 rows.append(
                     {"environment": "test", "thread_level": "funneled", "engine": "native", "status": "ok",
-                     "collective": "allreduce", "contender": name, "algorithm": name, "root": 0,
+                     "collective": kind, "contender": name, "algorithm": name, "root": 0,
                      "implementation": "mpicoll", "ranks": size, "msg_bytes": nbytes,
                      "total_bytes": nbytes, "median": seconds,
                      "median_low": 0.97 * seconds, "median_high": 1.03 * seconds, "oversubscribed": False,
@@ -218,6 +222,21 @@ def test_held_out_rows_are_predicted() -> None:
     assert held["fitted_residual"].abs().median() < 0.05
     right, cases = prediction.winners(rows)
     assert right >= 0.85 * cases > 10
+
+
+def test_the_fit_knows_copies_and_what_is_passed_on() -> None:
+    """A copy as dear as ten messages, and bytes five times as dear where they were just written."""
+    passed = straight(2e-6, 5e-10)
+    machine = replace(
+        uniform(2e-6, 1e-10, 0.0, overlap=False),
+        copy=straight(0.0, 1e-9), one_way_relayed=passed, exchange_relayed=passed,
+    )  # fmt: skip
+    which = ["allreduce/ring", "allreduce/recursive_doubling", "allgather/circulant", "allgather/ring",
+             "alltoall/pairwise", "reduce_scatter/pairwise", "reduce_scatter/ring"]  # fmt: skip
+    rows = prediction.predict(_summary(machine, which))
+    held = rows[rows["held_out"] & (rows["msg_bytes"] > 4096)]
+    off = held["fitted_residual"].abs().groupby(held["collective"]).median()
+    assert off.max() < 0.05
 
 
 def test_rows_carry_model_bound_and_residual_of_a_calibration(tmp_path: Path) -> None:
