@@ -58,7 +58,7 @@ _FOR_BANDWIDTH = {
     "alltoall": "linear",
 }
 
-#: So many times cheaper is clearly so: the model errs by 15 % as a rule, by half at worst (results/README.md).
+#: So many times cheaper is clearly so: the model errs by 15 % as a rule, by half at worst (results/model).
 CLEARLY = 1.5
 
 #: What is compared on a calibrated machine; of equals the first. Their steps are found quickly for any P.
