@@ -14,17 +14,20 @@ power of two, at two larger ones):
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from fractions import Fraction
 from functools import partial
-from itertools import pairwise
+from itertools import accumulate, pairwise
+from math import prod
+from operator import mul
 from typing import Any
 
-from .loads import Load, Params, Run, exact, frozen, of_ranks
+from .algorithms.patterns import base_factors, circulant_skips, fold_ranks
+from .loads import FEW_ROUNDS, Load, Params, Run, exact, frozen, has_rounds, of_ranks
 from .registry import Algorithm
 
-#: Laws are found at up to so many ranks, or nodes; for compositions over nodes, at up to so many ranks, too.
-SMALL, SMALL_OVER_NODES = 32, 128
+#: Laws are found at up to so many ranks.
+SMALL = 32
 
 Law = Callable[[int], tuple[Run, ...] | None]  # from P
 
@@ -154,47 +157,25 @@ def scattered(size: int) -> list[int]:
     return [6, 10, 14, 18, 26] if size % 2 == 0 else [5, 7, 11, 17, 27]
 
 
-def _per_node(nodes: Sequence[int]) -> int | None:
-    """Ranks per node, if nodes are equally large runs of ranks."""
-    each = next((rank for rank, node in enumerate(nodes) if node != nodes[0]), len(nodes))
-    return each if all(node - nodes[0] == rank // each for rank, node in enumerate(nodes)) else None
-
-
-def _small_cases(size: int, params: Params) -> tuple[list[int], list[list[int]], list[int]] | None:
-    """Small P that are far apart; two families of those that are like `size`; and some with a fold."""
-    nodes = params.get("nodes")
-    if nodes is not None:
-        each = _per_node(nodes)
-        if each is None or size % each:
-            return None
-        count, most = size // each, min(SMALL, SMALL_OVER_NODES // each)
-        families = scattered(count), [2] * (count & (count - 1) == 0) + alike(count)
-        far, near = ([each * n for n in family if n <= most] for family in families)
-        return far if len(far) > 2 else [], [near], []
-    near = alike(size)
-    folded = [p + 2 - p % 2 for p in near] if size & (size - 1) else []
-    return scattered(size), [near, alike(size, even=True)], folded
-
-
 def _unseen(algorithm: Algorithm, size: int, params: Params) -> list[int] | None:
-    """Two numbers of ranks that no law has seen, larger than those and like `size`; none for powers of two.
+    """Two numbers of ranks that no law has seen, larger than those and like `size`, which is no power of two.
+
+    One will do where the larger has too many rounds.
 
     Those are as regular as they look. Of other numbers every binary digit may matter, and for a radix of four
     whether there is an odd number of them. None if the algorithm does not serve such numbers.
     """
-    nodes = params.get("nodes")
-    each = 1 if nodes is None else _per_node(nodes) or 1
-    units, least = size // each, min(SMALL, SMALL_OVER_NODES // each)
-    if units & (units - 1) == 0:
+    if size & (size - 1) == 0:
         return []
     found = []
-    for most in (2 * least, 4 * least):
-        like = units >> max(0, (units - 1).bit_length() - most.bit_length() + 1)
-        tries = [each * (p + (1 + even) * (p & (p - 1) == 0)) for even in (0, 1) for p in [like & ~even]]
-        served = [p for p in tries if not algorithm.refusal(p, at_size(p, params))]
-        if not served:
+    for most in (2 * SMALL, 4 * SMALL):
+        like = size >> max(0, (size - 1).bit_length() - most.bit_length() + 1)
+        like += (like ^ size) & 1
+        like += 2 * (like & (like - 1) == 0)
+        if algorithm.refusal(like, at_size(like, params)):
             return None
-        found.append(served[0])
+        if most == 2 * SMALL or has_rounds(algorithm, like, at_size(like, params), FEW_ROUNDS):
+            found.append(like)
     return found
 
 
@@ -224,23 +205,26 @@ def unbent(params: Params, least: int) -> bool:
 
 def _laws(algorithm: Algorithm, size: int, params: Params) -> Iterator[Law]:
     """Functions from P to steps that hold at small P like `size`."""
-    cases = _small_cases(size, params)
-    if cases is None:
-        return
-    far, families, folded = cases
+    far = scattered(size)
     straight = unbent(params, min((*far, 4)))
-    if far and straight and (known := _known(algorithm, far, params)):
+    if straight and (known := _known(algorithm, far, params)):
         yield partial(linear, known)
-    near = next((known for family in families if (known := _known(algorithm, family, params))), None)
-    if not near:
+    families = (_known(algorithm, alike(size, even=even), params) for even in (False, True))
+    served = [family for family in families if family]
+    for near in served:
+        fewest = 3 if size & (size - 1) == 0 else 2  # two lie on any line, but others are checked, too
+        for least in (
+            list(near)[: 1 - fewest] if straight else ()
+        ):  # the smallest trees may lack something
+            some = {p: v for p, v in near.items() if p >= least}
+            yield partial(linear, some, x=int.bit_length)
+        if straight:
+            yield partial(grown, near)
+    if not served:
         return
-    for least in list(near)[:-2] if straight else ():  # the smallest trees may lack what all larger ones have
-        some = {p: v for p, v in near.items() if p >= least}
-        yield partial(linear, some, x=int.bit_length)
-    if straight:
-        yield partial(grown, near)
     # What depends on whether there is a fold must be right with one, too.
-    known = {**near, **(_known(algorithm, folded, params) or {})}
+    folded = [p + 2 - p % 2 for p in alike(size)] if size & (size - 1) else []
+    known = {**served[0], **(_known(algorithm, folded, params) or {})}
     for ranks in _CANDIDATES:
         law = partial(_by_ranks, algorithm, params, ranks)
         if all(law(p) == steps for p, steps in known.items()):
@@ -268,28 +252,58 @@ def _known(algorithm: Algorithm, sizes: Iterable[int], params: Params) -> dict[i
     return found
 
 
-def _twins(size: int) -> list[int]:
+def twins(size: int, params: Params) -> list[int]:
     """The powers of two, and as far from the middle: left spines of trees over all, or over either half."""
     powers = [1 << bit for bit in range(size.bit_length()) if 1 << bit < size]
     return [0, *powers, *(size // 2 + power for power in powers if power < size - size // 2)]
 
 
+def folds(size: int, params: Params) -> list[int]:
+    """Along a fold: an extra, and proxies whose digits are the highest up to a place, or from one on.
+
+    Each of these meets the next at the first place where they differ, so that the delay of one who had to
+    wait for an extra goes through all of them, as it does through all ranks.
+    """
+    factors = base_factors(size, int(params.get("k", 2)))
+    base = prod(factors)
+    weights = [*accumulate(factors, mul, initial=1)]
+    ends = {end for w in weights for end in (w - 1, base - w, base - base // w, base // w - 1)}
+    return sorted({0, *(fold_ranks(size, base)[v] for v in ends)})
+
+
+def spines(size: int, params: Params) -> list[int]:
+    """`folds`, and proxies whose digits are the highest but for a run of zeros: every delay on the way."""
+    factors = base_factors(size, int(params.get("k", 2)))
+    base = prod(factors)
+    weights = [*accumulate(factors, mul, initial=1)]
+    gaps = {base - 1 - (high - low) for high in weights for low in weights if low <= high}
+    return sorted({*folds(size, params), *(fold_ranks(size, base)[v] for v in gaps)})
+
+
+def beginnings(size: int, params: Params) -> list[int]:
+    """The first ranks that a circulant graph reaches: one or two of its skips from the root."""
+    skips = [0, *circulant_skips(size)[1:]]
+    return sorted({(a + b) % size for a in skips for b in skips})
+
+
+Choice = Callable[[int, Params], list[int]]
 #: Ranks, counted from the root, among whose rounds may be all the steps.
-_CANDIDATES: tuple[Callable[[int], list[int]], ...] = (
-    lambda size: [0],
-    lambda size: [1],
-    lambda size: [0, 1],
-    lambda size: [1, -1],
-    lambda size: [0, -1],
-    lambda size: [0, 1, -1],
-    _twins,
+_CANDIDATES: tuple[Choice, ...] = (
+    lambda size, params: [0],
+    lambda size, params: [1],
+    lambda size, params: [0, 1],
+    lambda size, params: [1, -1],
+    lambda size, params: [0, -1],
+    lambda size, params: [0, 1, -1],
+    twins,
+    folds,
+    spines,
+    beginnings,
 )
 
 
-def _by_ranks(
-    algorithm: Algorithm, params: Params, ranks: Callable[[int], list[int]], size: int
-) -> tuple[Run, ...]:
+def _by_ranks(algorithm: Algorithm, params: Params, ranks: Choice, size: int) -> tuple[Run, ...]:
     """The steps of a few ranks; at numbers that are smaller than that of `params`, those are fitted."""
     fitted = at_size(size, params)
     root = fitted.get("root", 0)
-    return of_ranks(algorithm, size, fitted, [(root + rank) % size for rank in ranks(size)])
+    return of_ranks(algorithm, size, fitted, [(root + rank) % size for rank in ranks(size, params)])

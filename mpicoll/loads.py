@@ -18,6 +18,8 @@ from .registry import Algorithm
 from .schedule import Round, window_count
 
 MOST_KEPT = 4096
+#: Up to so many rounds of all ranks together, all schedules are run; above, a law must hold.
+FEW_ROUNDS = 10_000
 
 
 class Load(NamedTuple):
@@ -55,11 +57,19 @@ def kept(make: Maker) -> Maker:
 
 def load(step: Round) -> Load:
     """What a round asks of its rank."""
-    out = [window_count(m.windows) for m in step.sends]
-    into = [window_count(m.windows) for m in step.recvs]
-    combined = sum(n for m, n in zip(step.recvs, into, strict=True) if m.side is not None)
-    largest = max((*out, *into), default=0)
-    return Load(max(len(out), len(into)), max(sum(out), sum(into)), combined, largest, bool(out and into))
+    out = into = combined = largest = 0
+    for message in step.sends:
+        blocks = window_count(message.windows)
+        out += blocks
+        largest = max(largest, blocks)
+    for arriving in step.recvs:
+        blocks = window_count(arriving.windows)
+        into += blocks
+        largest = max(largest, blocks)
+        if arriving.side is not None:
+            combined += blocks
+    messages = max(len(step.sends), len(step.recvs))
+    return Load(messages, max(out, into), combined, largest, bool(step.sends and step.recvs))
 
 
 def step_of(loads: Iterable[Load]) -> Step:
@@ -142,6 +152,21 @@ def of_ranks(algorithm: Algorithm, size: int, params: Params, ranks: Iterable[in
             steps.append(set())
         steps[tick].add(load(step))
     return runs(map(step_of, steps))
+
+
+def has_rounds(algorithm: Algorithm, size: int, params: Params, most: int) -> bool:
+    """Whether all ranks together have up to about `most` rounds, judging by two of them.
+
+    A round of several messages counts as that many.
+    """
+    each, root = most // size, params.get("root", 0)
+    for rank in range(min(2, size) if each else 0):
+        left = each
+        for one in algorithm.schedule((root + rank) % size, size, params):
+            left -= max(1, len(one.sends), len(one.recvs))
+            if left < 0:
+                return False
+    return each > 0
 
 
 def exact_steps(algorithm: Algorithm, size: int, params: Params | None = None) -> tuple[Run, ...]:

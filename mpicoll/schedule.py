@@ -106,7 +106,7 @@ def blocks_of(windows: Windows, blocks: int) -> Iterator[int]:
 
 def window_count(windows: Windows) -> int:
     """How many blocks the windows hold together."""
-    return sum(window.length for window in windows)
+    return windows[0][1] if len(windows) == 1 else sum([length for _, length in windows])
 
 
 def merged(windows: Iterable[Window]) -> Windows:

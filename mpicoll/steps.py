@@ -8,13 +8,12 @@ treated likewise: the lengths of their runs grow linearly with the number of seg
 from __future__ import annotations
 
 from .errors import Unsupported
-from .laws import SMALL, SMALL_OVER_NODES, by_law, linear
-from .loads import Frozen, Params, Run, exact, frozen, kept
+from .laws import SMALL, by_law, linear
+from .loads import FEW_ROUNDS, Frozen, Params, Run, exact, frozen, has_rounds, kept
 from .registry import Algorithm
+from .stagewise import by_stages
 
-#: Up to so many rounds of all ranks together, all schedules are run. Above, a law must hold, or all are run
-#: up to `MOST_ROUNDS` (some seconds).
-FEW_ROUNDS = 10_000
+#: Where no law holds, all schedules are run up to so many rounds of all ranks together (some seconds).
 MOST_ROUNDS = 400_000
 #: A pipeline of more segments is continued from shorter ones.
 FEW_SEGMENTS = 24
@@ -54,10 +53,10 @@ def _steps(algorithm: Algorithm, size: int, key: Frozen) -> tuple[Run, ...]:
 def _of_size(algorithm: Algorithm, size: int, key: Frozen) -> tuple[Run, ...]:
     """The steps for these very parameters."""
     params = dict(key)
-    small = SMALL if params.get("nodes") is None else SMALL_OVER_NODES  # a law would take as long
-    if size <= small or has_rounds(algorithm, size, params, FEW_ROUNDS):
+    if size <= SMALL or has_rounds(algorithm, size, params, FEW_ROUNDS):
         return exact(algorithm, size, key)
-    found = by_law(algorithm, size, params)
+    composed = params.get("nodes") is not None
+    found = by_stages(algorithm, size, params, _of_size) if composed else by_law(algorithm, size, params)
     if found is None and has_rounds(algorithm, size, params, MOST_ROUNDS):
         found = exact(algorithm, size, key)
     if found is None:
@@ -67,21 +66,6 @@ def _of_size(algorithm: Algorithm, size: int, key: Frozen) -> tuple[Run, ...]:
             "or fewer ranks"
         )
     return found
-
-
-def has_rounds(algorithm: Algorithm, size: int, params: Params, most: int) -> bool:
-    """Whether all ranks together have up to about `most` rounds, judging by two of them.
-
-    A round of several messages counts as that many.
-    """
-    each, root = most // size, params.get("root", 0)
-    for rank in range(min(2, size)):
-        left = each
-        for one in algorithm.schedule((root + rank) % size, size, params):
-            left -= max(1, len(one.sends), len(one.recvs))
-            if left < 0:
-                return False
-    return each > 0
 
 
 def _longer(algorithm: Algorithm, size: int, params: Params) -> tuple[Run, ...] | None:

@@ -12,7 +12,7 @@ from . import reduce_scatter
 from .common import at_least, even_size, one_per_rank
 from .compose import embed, folded, mirror
 from .patterns import ceil_log2, circulant_skips, circular_windows, floor_log2, powers
-from .reduce_scatter import halving, parts_of_proxies
+from .reduce_scatter import halving, parts_of_proxies, windows_of_proxies
 from .tuning import radix
 
 
@@ -59,12 +59,13 @@ def recursive_doubling(rank: int, size: int) -> Schedule:
     Reference: Thakur, Rabenseifner, Gropp, Int. J. High Perform. Comput. Appl., 2005.
     """
     base = 1 << floor_log2(size)
-    parts, factors = parts_of_proxies(size, base), [2] * floor_log2(size)
+    parts, factors = parts_of_proxies(size, base), (2,) * floor_log2(size)
+    known = windows_of_proxies(size, near=False)
 
     def core(v: int) -> Schedule:
         # Halving, the farthest first, run backwards: windows stay aligned and double.
         rounds = mirror(halving(v, factors, far_first=True), side=None)
-        return embed(rounds, range(base), base, lambda b: parts[b])
+        return embed(rounds, range(base), base, lambda b: parts[b], known)
 
     yield from folded(
         rank,

@@ -33,17 +33,22 @@ def embed(
     ranks: Sequence[int],
     blocks: int = 0,
     place: Callable[[int], Windows] | None = None,
+    known: dict[Windows, Windows] | None = None,
 ) -> Schedule:
     """Run a sub-group's schedule inside a larger one.
 
     `ranks[i]` is the outer rank of the sub-group's rank i. Block b of the sub-schedule, which has
     `blocks` blocks, stands for the outer windows `place(b)`; without `place` blocks keep their names.
+    What windows stand for is kept in `known`, which several ranks may share.
     """
+    stands_for = {} if known is None else known
 
     def outer(windows: Windows) -> Windows:
         if place is None:
             return windows
-        return merged(w for block in blocks_of(windows, blocks) for w in place(block))
+        if windows not in stands_for:
+            stands_for[windows] = merged(w for block in blocks_of(windows, blocks) for w in place(block))
+        return stands_for[windows]
 
     for step in rounds:
         yield Round(

@@ -30,9 +30,10 @@ def _columns(owning: Sequence[Sequence[int]]) -> list[list[int]]:
 
 def _with_others(nodes: Nodes, owning: Sequence[Sequence[int]]) -> list[Team]:
     """Each owner and the ranks of its node that own nothing, for its shard."""
+    idle = [[rank for rank in ranks if rank not in own] for ranks, own in zip(nodes, owning, strict=True)]
     return [
-        Team([owner, *(rank for rank in ranks if rank not in own)], only(place), root=owner)
-        for ranks, own in zip(nodes, owning, strict=True)
+        Team([owner, *others], only(place), root=owner)
+        for own, others in zip(owning, idle, strict=True)
         for place, owner in enumerate(own)
     ]
 

@@ -244,12 +244,12 @@ def alltoall_node_aware(nodes: Nodes, *, intra: str = "pairwise", inter: str = "
     Bytes per rank: ((Q−1)N+(N−1)Q)/P·n; N−1 messages leave a node from each rank (nodes being equal).
     Reference: Bienz et al., arXiv 2601.17606, 2026.
     """
-    speaking = groups(nodes)
+    speaking, size = groups(nodes), total(nodes)
     within = [Team(ranks, partial(_to_speakers, ranks, nodes, speaking)) for ranks in nodes]
     columns = [list(column) for column in zip(*speaking, strict=True)]
     between = [Team([group[0] for group in column], _between(nodes, column)) for column in columns]
     handed = [
-        Team(group, partial(_from_elsewhere, group, ranks, total(nodes)), root=group[0])
+        Team(group, partial(_from_elsewhere, group, ranks, size), root=group[0])
         for ranks, own in zip(nodes, speaking, strict=True)
         for group in own
     ]

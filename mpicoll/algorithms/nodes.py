@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache, wraps
+from functools import cached_property, lru_cache, wraps
 from math import lcm
 from typing import Any, NamedTuple
 
@@ -145,13 +145,18 @@ class Composition:
         self.inner = dict.fromkeys(
             (s.collective, s.algorithm, len(t.ranks)) for s in self.stages for t in s.teams
         )
-        self.seats: list[dict[int, list[Team]]] = []
+
+    @cached_property
+    def seats(self) -> list[dict[int, list[Team]]]:
+        """For each stage the teams of every rank that has company in one."""
+        found: list[dict[int, list[Team]]] = []
         for stage in self.stages:
             seats: dict[int, list[Team]] = {}
             for team in stage.teams:
                 for rank in team.ranks if len(team.ranks) > 1 else ():
                     seats.setdefault(rank, []).append(team)
-            self.seats.append(seats)
+            found.append(seats)
+        return found
 
     def refusal(self) -> str | None:
         """Why an inner algorithm cannot serve its team, or None if all can."""
@@ -193,6 +198,16 @@ class Composition:
 
 
 Describe = Callable[..., Iterator[Stage]]  # (nodes, *, parameters): the stages
+_SETTLED: dict[Callable[..., Schedule], Callable[[Params], Composition]] = {}  # by registered function
+
+
+def composition_of(entry: Algorithm, params: Params) -> Composition | None:
+    """The stages of an algorithm, for resolved parameters; None for one that was not made of stages.
+
+    Raises `Unsupported` where there are none for these nodes.
+    """
+    settle = _SETTLED.get(entry.generate)
+    return None if settle is None else settle(params)
 
 
 def composition(
@@ -234,6 +249,7 @@ def composition(
         def generate(rank: int, size: int, **params: Any) -> Schedule:
             return settle(params).schedule(rank)
 
+        _SETTLED[generate] = settle
         generate.__signature__ = _signature(describe)  # type: ignore[attr-defined]  # functions may have one
         algorithm(collective, blocks=blocks, requires=requires, tune=tune, name=name)(generate)
         return describe

@@ -46,13 +46,14 @@ def side_of(peer: int, rank: int) -> Side:
     return Side.LEFT if peer < rank else Side.RIGHT
 
 
-def rotated(size: int, root: int) -> list[int]:
+@lru_cache(maxsize=16)
+def rotated(size: int, root: int) -> tuple[int, ...]:
     """The ranks from `root` on, around the circle: entry v is the real rank of virtual rank v.
 
     >>> rotated(4, 3)
-    [3, 0, 1, 2]
+    (3, 0, 1, 2)
     """
-    return [*range(root, size), *range(root)]
+    return (*range(root, size), *range(root))
 
 
 def circular_windows(blocks: Iterable[int], total: int) -> Windows:
@@ -107,18 +108,19 @@ def base_factors(size: int, radix: int) -> tuple[int, ...]:
     raise AssertionError("1 has no factors")  # the loop ends at n = 1 at the latest
 
 
-def fold_ranks(size: int, base: int, keep: int = -1) -> list[int]:
+@lru_cache(maxsize=64)
+def fold_ranks(size: int, base: int, keep: int = -1) -> tuple[int, ...]:
     """The real ranks of the `base` virtual ranks that stay when the others are folded away.
 
     The first ``size - base`` pairs (2i, 2i+1) fold into one rank each, the odd one unless `keep` is
     the even one; all other ranks stay. Virtual order is real order, so a fold keeps rank order.
 
     >>> fold_ranks(6, 4), fold_ranks(7, 4), fold_ranks(6, 4, keep=2)
-    ([1, 3, 4, 5], [1, 3, 5, 6], [1, 2, 4, 5])
+    ((1, 3, 4, 5), (1, 3, 5, 6), (1, 2, 4, 5))
     """
     folded = size - base
-    pairs = [2 * i if 2 * i == keep else 2 * i + 1 for i in range(folded)]
-    return pairs + list(range(2 * folded, size))
+    pairs = (2 * i if 2 * i == keep else 2 * i + 1 for i in range(folded))
+    return (*pairs, *range(2 * folded, size))
 
 
 def fold_index(rank: int, folded: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from functools import lru_cache
 from math import prod
 
 from ..registry import algorithm
@@ -113,10 +114,11 @@ def halving(rank: int, factors: Sequence[int], far_first: bool = False) -> Sched
         window, stride = cuts[digit], stride * factor
 
 
+@lru_cache(maxsize=64)
 def near_first_owners(factors: Sequence[int]) -> list[int]:
     """For each block the rank that ends with it in near-first `halving`: its digits reversed.
 
-    >>> near_first_owners([2, 2, 2]), near_first_owners([3, 2])
+    >>> near_first_owners((2, 2, 2)), near_first_owners((3, 2))
     ([0, 4, 2, 6, 1, 5, 3, 7], [0, 3, 1, 4, 2, 5])
     """
     owners, stride = [0], prod(factors)
@@ -126,6 +128,7 @@ def near_first_owners(factors: Sequence[int]) -> list[int]:
     return owners
 
 
+@lru_cache(maxsize=64)
 def parts_of_proxies(size: int, base: int) -> list[Windows]:
     """For each virtual rank of a fold the parts that it stands for: its own and its extra's.
 
@@ -134,6 +137,12 @@ def parts_of_proxies(size: int, base: int) -> list[Windows]:
     """
     folds = size - base
     return [(Window(2 * v, 2),) if v < folds else (Window(v + folds),) for v in range(base)]
+
+
+@lru_cache(maxsize=4)
+def windows_of_proxies(size: int, near: bool) -> dict[Windows, Windows]:
+    """A memory of what windows of virtual blocks stand for, shared by all ranks of such a fold."""
+    return {}
 
 
 @algorithm("reduce_scatter", blocks=one_per_rank)
@@ -147,12 +156,13 @@ def recursive_halving(rank: int, size: int) -> Schedule:
     Reference: Thakur, Rabenseifner, Gropp, Int. J. High Perform. Comput. Appl., 2005.
     """
     base = 1 << floor_log2(size)
-    parts, factors = parts_of_proxies(size, base), [2] * floor_log2(size)
+    parts, factors = parts_of_proxies(size, base), (2,) * floor_log2(size)
+    known = windows_of_proxies(size, near=False)
     yield from folded(
         rank,
         size,
         base,
-        lambda v: embed(halving(v, factors, far_first=True), range(base), base, lambda b: parts[b]),
+        lambda v: embed(halving(v, factors, far_first=True), range(base), base, lambda b: parts[b], known),
         hand_in=lambda extra: whole(size),
         hand_out=lambda extra: (Window(extra),),
     )
@@ -169,13 +179,13 @@ def recursive_halving_near(rank: int, size: int) -> Schedule:
     Reference: Träff, EuroPVM/MPI, 2005.
     """
     base = 1 << floor_log2(size)
-    parts, factors = parts_of_proxies(size, base), [2] * floor_log2(size)
-    owners = near_first_owners(factors)
+    parts, factors = parts_of_proxies(size, base), (2,) * floor_log2(size)
+    owners, known = near_first_owners(factors), windows_of_proxies(size, near=True)
     yield from folded(
         rank,
         size,
         base,
-        lambda v: embed(halving(v, factors), range(base), base, lambda b: parts[owners[b]]),
+        lambda v: embed(halving(v, factors), range(base), base, lambda b: parts[owners[b]], known),
         hand_in=lambda extra: whole(size),
         hand_out=lambda extra: (Window(extra),),
     )

@@ -41,8 +41,8 @@ def test_circulant_skips(size: int, skips: list[int]):
 
 
 def test_fold_keeps_the_odd_rank_of_each_pair():
-    assert fold_ranks(6, 4) == [1, 3, 4, 5]
-    assert fold_ranks(7, 4) == [1, 3, 5, 6]
+    assert fold_ranks(6, 4) == (1, 3, 4, 5)
+    assert fold_ranks(7, 4) == (1, 3, 5, 6)
 
 
 def test_swing_matchings_of_eight():
