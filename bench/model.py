@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import io
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -15,6 +16,7 @@ from mpicoll.bench.arguments import chosen, parse_ranks, usage
 from mpicoll.bench.export import goal, msccl
 from mpicoll.bench.loading import add_load, load
 from mpicoll.bench.quantities import parse_rate, parse_time
+from mpicoll.bench.records import write_named
 from mpicoll.bench.sizes import format_bytes, format_seconds, parse_sizes
 from mpicoll.bounds import bound
 from mpicoll.cost import NOMINAL, Cost, Machine, cost, faster, uniform
@@ -24,6 +26,7 @@ from mpicoll.fabric import FABRICS, cost_on, make_fabric
 from mpicoll.registry import Algorithm
 
 Row = dict[str, Any]
+CHARTS = (".svg", ".png", ".html")
 
 
 def add_parser(verbs: Any) -> None:
@@ -132,6 +135,8 @@ def predictions(args: argparse.Namespace, machine: Machine) -> Iterator[Row]:
 def run(args: argparse.Namespace) -> int:
     """Predict, print, and write."""
     load(args.load)
+    if args.chart is not None and args.chart.suffix not in CHARTS:
+        raise ArgumentError(f"--chart {args.chart}: its name must end in {', '.join(CHARTS)}")
     machine = machine_of(args)
     rows = list(predictions(args, machine))
     timed = [row for row in rows if row["seconds"] is not None]
@@ -212,17 +217,17 @@ def _export(args: argparse.Namespace) -> None:
     params = {"nodes": tuple(rank // args.ppn for rank in range(size))} if entry.hierarchical else {}
     if args.goal is not None:
         part = parse_sizes(args.bytes)[0] // entry.collective.parts_in_total(size)
-        args.goal.write_text(goal(entry, size, part, params), encoding="utf-8")
+        write_named(args.goal, goal(entry, size, part, params))
     if args.msccl is not None:
-        args.msccl.write_text(msccl(entry, size, params), encoding="utf-8")
+        write_named(args.msccl, msccl(entry, size, params))
 
 
 def _write(path: Path, rows: Sequence[Row]) -> None:
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, names)
-        writer.writeheader()
-        writer.writerows(rows)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)))
+    writer.writeheader()
+    writer.writerows(rows)
+    write_named(path, text.getvalue())
 
 
 def _draw(path: Path, rows: Sequence[Row]) -> None:
@@ -234,4 +239,6 @@ def _draw(path: Path, rows: Sequence[Row]) -> None:
     base = alt.Chart(frame[frame["bytes"] > 0]).encode(alt.X("bytes:Q").scale(type="log", base=2))
     lines = base.mark_line(point=True).encode(alt.Y("seconds:Q").scale(type="log"), color="algorithm:N")
     least = base.mark_line(strokeDash=[4, 3], color="#000").encode(alt.Y("bound_seconds:Q"))
-    alt.layer(lines, least).facet("ranks:O", columns=2).save(path)
+    drawing: Any = io.BytesIO() if path.suffix == ".png" else io.StringIO()
+    alt.layer(lines, least).facet("ranks:O", columns=2).save(drawing, format=path.suffix[1:])
+    write_named(path, drawing.getvalue())

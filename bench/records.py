@@ -45,6 +45,21 @@ def replace_file(path: Path, content: str | bytes) -> None:
         raise OSError(error.errno, error.strerror, str(path)) from None  # of a full disk it names none
 
 
+def write_named(path: Path, content: str | bytes) -> None:
+    """Write a file that the user named: in one step, but for devices and pipes such as `/dev/stdout`.
+
+    Raises `OSError` that names the file.
+    """
+    if path.is_file() or not path.exists():
+        replace_file(path.resolve(), content)
+        return
+    try:
+        with path.open("wb") as file:
+            file.write(content if isinstance(content, bytes) else content.encode())
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
 class Busy(MpicollError):
     """Another process works here; the message says which."""
 

@@ -21,6 +21,7 @@ import mpicoll.algorithms  # noqa: F401  (importing registers them)
 from mpicoll.bench.arguments import chosen, parse_nodes, parse_params, parse_ranks, usage
 from mpicoll.bench.loading import add_load, load
 from mpicoll.bench.machine import affinity
+from mpicoll.bench.records import write_named
 from mpicoll.cases import cases
 from mpicoll.draw import draw, draw_svg
 from mpicoll.errors import ArgumentError, ScheduleError, Unsupported
@@ -102,7 +103,7 @@ def run_show(args: argparse.Namespace) -> int:
         f"and reduces at most {counts.reduced} n."
     )
     if args.svg:
-        args.svg.write_text(draw_svg(algorithm, size, params), encoding="utf-8")
+        write_named(args.svg, draw_svg(algorithm, size, params))
         print(f"Written to {args.svg}")
     return 0
 

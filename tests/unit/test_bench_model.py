@@ -92,6 +92,30 @@ def test_chart_shows_every_algorithm_and_the_bound(tmp_path: Path) -> None:
     assert len(dashed) >= 2
 
 
+@pytest.mark.parametrize(
+    ("verb", "flag"),
+    [("model", "--csv"), ("model", "--goal"), ("model", "--msccl"), ("model", "--chart"), ("show", "--svg")],
+)
+def test_a_place_where_nothing_can_be_written_is_named(
+    verb: str, flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A full disk, and a directory that is none."""
+    full = tmp_path / "full.svg"
+    full.symlink_to("/dev/full")
+    (tmp_path / "file").write_text("")
+    for place, reason in ((full, "No space left"), (tmp_path / "file" / "of.svg", "File exists")):
+        assert main([verb, "allreduce", "ring", "--ranks", "4", flag, str(place)]) == 2
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1
+        assert reason in said
+        assert str(place.name if place is full else tmp_path / "file") in said
+
+
+def test_a_chart_of_an_unknown_kind_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["model", "allreduce", "ring", "--ranks", "4", "--chart", "x.gif"]) == 2
+    assert ".svg, .png, .html" in capsys.readouterr().err
+
+
 def test_case_that_nobody_serves_is_status_1(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["model", "allreduce", "swing", "--ranks", "3", "--bytes", "8"]) == 1
     assert "even" in capsys.readouterr().err
