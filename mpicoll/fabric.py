@@ -10,19 +10,24 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from math import prod
 from typing import Any
 
 from .cost import Cost, Machine, load_cost, of_call
 from .errors import ArgumentError, Unsupported
 from .laws import at_size, grown, linear, unbent
-from .loads import Load, blocks_per_total, load, play, runs, step_of
+from .loads import Load, blocks_per_total, has_rounds, load, play, runs, step_of
 from .registry import Algorithm, get
 from .schedule import window_count
+from .shifts import Most, OfShifts, Shifts, between, by_shifts, on_torus
 
 Link = Hashable
-#: Rounds of all ranks together that a fabric is charged with one by one.
+#: Up to so many ranks, all are charged link by link; above, what consists of shifts is charged as such.
+FEW_RANKS = 64
+#: Rounds of all ranks together that a fabric is charged with one by one, and the links that they may pass.
 MOST_ROUNDS = 400_000
+MOST_PASSES = 4_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +42,7 @@ class Fabric:
     width: Mapping[str, float]
     delay: Mapping[str, float]
     unit: int = 0  # ranks after which it looks the same, if it does for any number of such units
+    shifted: OfShifts | None = None  # links' loads where all ranks send equally far; see `shifts`
 
 
 def flat() -> Fabric:
@@ -64,7 +70,11 @@ def torus(shape: Sequence[int]) -> Fabric:
                 at += ((here + step) % length - here) * stride
                 here = (here + step) % length
 
-    return Fabric("×".join(map(str, shape)) + " torus", route, {"link": 1.0}, {"link": 0.0})
+    def shifted(size: int, shifts: Shifts) -> Most | None:
+        return on_torus(shape, shifts)
+
+    name = "×".join(map(str, shape)) + " torus"
+    return Fabric(name, route, {"link": 1.0}, {"link": 0.0}, shifted=shifted)
 
 
 def levels(ppn: int, nic: float = 1.0, delay: float = 0.0, group: int = 0, taper: float = 1.0) -> Fabric:
@@ -84,7 +94,15 @@ def levels(ppn: int, nic: float = 1.0, delay: float = 0.0, group: int = 0, taper
             if group and a // group != b // group:
                 yield from (("up", a // group), ("down", b // group))
 
-    return Fabric(f"nodes of {ppn}", route, width, {"out": delay}, ppn * max(group, 1))
+    def shifted(size: int, shifts: Shifts) -> Most | None:
+        if size % (ppn * max(group, 1)):
+            return None
+        outside = between(ppn, size, shifts)
+        above = between(ppn * group, size, shifts) if group else {}
+        most = dict.fromkeys(("out", "in"), sum(outside.values())) if outside else {}
+        return most | (dict.fromkeys(("up", "down"), sum(above.values())) if above else {})
+
+    return Fabric(f"nodes of {ppn}", route, width, {"out": delay}, ppn * max(group, 1), shifted)
 
 
 def dragonfly(
@@ -100,7 +118,14 @@ def dragonfly(
             if a // nodes_per_group != b // nodes_per_group:
                 yield "global", (a // nodes_per_group, b // nodes_per_group)
 
-    return Fabric("dragonfly", route, width, {"out": delay})
+    def shifted(size: int, shifts: Shifts) -> Most | None:
+        if size % (ppn * nodes_per_group):
+            return None
+        outside, cabled = between(ppn, size, shifts), between(ppn * nodes_per_group, size, shifts)
+        most = dict.fromkeys(("out", "in"), sum(outside.values())) if outside else {}
+        return most | ({"global": max(cabled.values())} if cabled else {})
+
+    return Fabric("dragonfly", route, width, {"out": delay}, shifted=shifted)
 
 
 FABRICS = ("flat", "levels", "ring", "torus", "fattree", "dragonfly")
@@ -120,13 +145,13 @@ def link_loads(
     name = f"{entry} on {fabric.name}"
     loads: list[set[Load]] = []
     links: list[Counter[tuple[str, Link]]] = []
+    if size > FEW_RANKS and not has_rounds(entry, size, resolved, MOST_ROUNDS):
+        raise _too_much(name, size)
+    passes = 0
     rounds = play(name, {rank: entry.schedule(rank, size, resolved) for rank in range(size)})
     for number, (tick, rank, step) in enumerate(rounds):
-        if number == MOST_ROUNDS:
-            raise Unsupported(
-                f"{name}: no law was found, and more than {MOST_ROUNDS} rounds in all are too many to "
-                "charge link by link; take fewer ranks (of nodes or switches, a power of two has more laws)"
-            )
+        if number == MOST_ROUNDS or passes > MOST_PASSES:
+            raise _too_much(name, size)
         while tick >= len(loads):
             loads.append(set())
             links.append(Counter())
@@ -135,7 +160,17 @@ def link_loads(
             count = window_count(message.windows)
             for link in fabric.route(rank, message.peer):
                 links[tick][link] += count
+                passes += 1
     return list(zip(loads, map(_most_loaded, links), strict=True))
+
+
+def _too_much(name: str, size: int) -> Unsupported:
+    return Unsupported(
+        f"{name}: it does not consist of shifts, no law was found, and {size} ranks have more than "
+        f"{MOST_ROUNDS} rounds, or their messages pass more than {MOST_PASSES} links, which is too much to "
+        "charge one by one: take fewer ranks or segments (of nodes or switches, a power of two has more "
+        "laws), or a flat network"
+    )
 
 
 def _most_loaded(links: Mapping[tuple[str, Link], int]) -> dict[str, int]:
@@ -156,6 +191,8 @@ def charges(
     entry = get(*algorithm.split("/", 1)) if isinstance(algorithm, str) else algorithm
     units = size // fabric.unit if fabric.unit else 0
     resolved = dict(entry.resolve(size, params))
+    if fabric.shifted and size > FEW_RANKS and (shifts := by_shifts(entry, size, resolved, fabric.shifted)):
+        return [(sum(1 for _ in same), ({one}, most)) for (one, most), same in groupby(shifts)]
     regular = units >= 32 and units & (units - 1) == 0 and size == units * fabric.unit
     if regular and unbent(resolved, 2 * fabric.unit):
         known = {}

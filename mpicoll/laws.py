@@ -213,9 +213,7 @@ def _laws(algorithm: Algorithm, size: int, params: Params) -> Iterator[Law]:
     served = [family for family in families if family]
     for near in served:
         fewest = 3 if size & (size - 1) == 0 else 2  # two lie on any line, but others are checked, too
-        for least in (
-            list(near)[: 1 - fewest] if straight else ()
-        ):  # the smallest trees may lack something
+        for least in list(near)[: 1 - fewest] if straight else ():  # the smallest trees may lack something
             some = {p: v for p, v in near.items() if p >= least}
             yield partial(linear, some, x=int.bit_length)
         if straight:

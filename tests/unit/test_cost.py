@@ -4,24 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from itertools import product
-from math import ceil, log2
+from math import ceil, log2, prod
 
 import pytest
 
 import mpicoll.algorithms  # noqa: F401  (registers them)
+from mpicoll.algorithms.patterns import swing_distance
 from mpicoll.bounds import bound
 from mpicoll.cost import Machine, cost, uniform
 from mpicoll.curves import Curve, straight
-from mpicoll.errors import ArgumentError
-from mpicoll.fabric import charges, cost_on, hop_bytes, levels, link_loads, make_fabric, ring, torus
+from mpicoll.errors import ArgumentError, Unsupported
+from mpicoll.fabric import (
+    Fabric,
+    charges,
+    cost_on,
+    dragonfly,
+    hop_bytes,
+    levels,
+    link_loads,
+    make_fabric,
+    ring,
+    torus,
+)
 from mpicoll.laws import by_law
 from mpicoll.loads import exact_steps, has_rounds, step_of
 from mpicoll.registry import Algorithm, algorithms, get
-from mpicoll.schedule import Round, Send, Window
+from mpicoll.schedule import Recv, Round, Send, Side, Window
+from mpicoll.shifts import by_shifts
 from mpicoll.stagewise import _laid_together, by_stages
 from mpicoll.steps import _of_size, steps
 from mpicoll.traffic import traffic
+from mpicoll.verify import verify
 
 EVERY = [pytest.param(a, id=str(a)) for a in algorithms()]
 ALPHA, BETA, GAMMA = 2e-6, 1e-10, 3e-11
@@ -83,9 +98,8 @@ def test_a_law_gives_the_steps_of_all_ranks(algorithm: Algorithm, regular: bool)
 def test_cyclic_nodes_and_blocks_of_nodes_have_the_same_steps() -> None:
     """Whatever number the ranks of a node have, they do the same."""
     entry, size = get("allreduce", "two_level"), 4 * 401  # too many to run all ranks
-    cyclic, blocks = (
-        tuple(node(rank) for rank in range(size)) for node in (lambda r: r % 401, lambda r: r // 4)
-    )
+    cyclic = tuple(rank % 401 for rank in range(size))
+    blocks = tuple(rank // 4 for rank in range(size))
     assert steps(entry, size, {"nodes": cyclic}) == steps(entry, size, {"nodes": blocks})
 
 
@@ -192,13 +206,75 @@ def test_hop_bytes_on_a_ring_of_1024() -> None:
         assert hop_bytes(f"reduce_scatter/{name}", 1024, ring(1024)) == pytest.approx(hops, abs=1e-9), name
 
 
-@pytest.mark.parametrize(("dimensions", "published"), [(2, 1.19), (3, 1.03), (4, 1.008)])
-def test_congestion_deficiency_of_swing_on_a_torus(dimensions: int, published: float) -> None:
-    """De Sensi et al., NSDI 2024: link loads over the optimum, dimensions in turn, for very many ranks."""
-    deficiency = sum(
-        abs(1 - (-2) ** (step // dimensions + 1)) / 3 / 2 ** (step + 1) for step in range(12 * dimensions)
-    )
-    assert deficiency == pytest.approx(published, rel=0.011)
+def swing_on_a_torus(side: int, axes: int) -> Algorithm:
+    """Swing's reduce-scatter with all ports of a torus (De Sensi et al., NSDI, 2024), `side` a power of two.
+
+    2·`axes` collectives at once, each with its share of the vector: `axes` that begin with different
+    dimensions, which all take in turn, and their mirror images.
+    """
+    ports, steps = 2 * axes, axes * (side.bit_length() - 1)
+
+    def peer(rank: int, port: int, step: int) -> int:
+        stride = prod([side] * (axes - 1 - (port + step) % axes))
+        at = rank // stride % side
+        ahead = (at % 2 == 0) == (port < axes)
+        to = (at + (1 if ahead else -1) * swing_distance(step // axes)) % side
+        return rank + (to - at) * stride
+
+    @cache
+    def kept(rank: int, port: int, step: int) -> tuple[Window, ...]:
+        """What still matters to a rank before a step."""
+        if step == steps:
+            return (Window(rank * ports + port),)
+        return kept(rank, port, step + 1) + kept(peer(rank, port, step), port, step + 1)
+
+    def generate(rank: int, size: int) -> Iterator[Round]:
+        for step in range(steps):
+            told = [(port, peer(rank, port, step)) for port in range(ports)]
+            yield Round(
+                tuple(Send(to, tuple(sorted(kept(to, port, step + 1)))) for port, to in told),
+                tuple(Recv(to, tuple(sorted(kept(rank, port, step + 1))), Side.RIGHT) for port, to in told),
+            )
+
+    kind = get("reduce_scatter", "ring").collective
+    return Algorithm(kind, "swing", generate, lambda size, p: ports * size, False, lambda size, p: None)
+
+
+@pytest.mark.parametrize(("axes", "bits", "published"), [(2, 3, "1.19"), (3, 2, "1.03"), (4, 2, "1.008")])
+def test_congestion_deficiency_of_swing_on_a_torus(axes: int, bits: int, published: str) -> None:
+    """De Sensi et al., NSDI 2024: the most loaded links over the least that they could carry, Ξ.
+
+    Counted off the schedule, it is the sum over steps σ of distance δ(⌊σ/D⌋) times the share 1/2^(σ+1); of
+    endless tori m/(m-1) with m = 2^(D-1)·(2^D-1), which the published numbers are, cut off.
+    """
+
+    def summed(bits: int) -> float:
+        return sum(abs(swing_distance(step // axes)) / (2 << step) for step in range(axes * bits))
+
+    side = 1 << bits
+    size, entry = prod([side] * axes), swing_on_a_torus(side, axes)
+    if size <= 64:
+        verify(entry, size)
+    most = [most["link"] for _, most in link_loads(entry, size, torus((side,) * axes))]
+    assert sum(most) / size == summed(bits)
+    m = 2 ** (axes - 1) * (2**axes - 1)
+    assert summed(40) == pytest.approx(m / (m - 1), abs=1e-9)
+    # The sum of a torus of 2^(7·D) ranks, and of any larger one, begins with the published digits.
+    assert f"{summed(7):.6f}".startswith(published)
+    assert f"{m / (m - 1) - 1e-9:.9f}".startswith(published)
+
+
+@pytest.mark.parametrize(("size", "ratio"), [(64, 0.703125), (1024, 0.6888671875)])
+def test_edges_of_a_bine_tree_are_a_third_shorter(size: int, ratio: float) -> None:
+    """De Sensi et al., SC 2025: "by up to 33%". Links passed on a ring, over a binomial tree's."""
+    fabric = ring(size)
+
+    def passed(name: str) -> int:
+        rounds = ((rank, step) for rank in range(size) for step in get("bcast", name).schedule(rank, size))
+        return sum(len(list(fabric.route(rank, m.peer))) for rank, step in rounds for m in step.sends)
+
+    assert passed("bine_tree") / passed("binomial") == ratio
+    assert ratio > 2 / 3  # edges over 2^i become (2^(i+1)±1)/3 long
 
 
 def test_bine_cuts_traffic_between_groups_by_up_to_a_third() -> None:
@@ -265,6 +341,45 @@ def test_law_of_links_is_what_all_ranks_send(name: str) -> None:
     assert [(step_of(loads), most) for loads, most in lawful] == [
         (step_of(loads), most) for loads, most in exact
     ]
+
+
+SHIFTED = (
+    *("allgather/bruck", "allgather/ring", "allgather/sparse_halving", "allreduce/circulant"),
+    *("alltoall/linear", "alltoall/pairwise", "barrier/dissemination", "reduce_scatter/linear"),
+)
+
+
+@pytest.mark.parametrize(
+    "fabric",
+    [torus((4, 6)), torus((2, 3, 4)), ring(24), levels(4), levels(2, group=3), dragonfly(2, 4)],
+    ids=lambda fabric: fabric.name,
+)
+def test_shifts_load_links_as_all_ranks_do(fabric: Fabric) -> None:
+    for name in SHIFTED:
+        entry, links = get(*name.split("/")), fabric.shifted
+        assert links is not None
+        found = by_shifts(entry, 24, dict(entry.resolve(24)), links)
+        assert found is not None
+        assert [({load}, most) for load, most in found] == link_loads(entry, 24, fabric), name
+
+
+def test_what_does_not_consist_of_shifts_is_not_charged_as_such() -> None:
+    for name in ("allreduce/swing", "allreduce/recursive_doubling", "bcast/chain", "alltoall/in_place"):
+        entry, links = get(*name.split("/")), ring(24).shifted
+        assert links is not None
+        assert by_shifts(entry, 24, dict(entry.resolve(24)), links) is None
+
+
+def test_shifts_of_very_many_ranks_and_a_refusal_that_says_what_to_do() -> None:
+    """A ring's link carries what its ranks send; pairwise, the farthest go over half of a dimension."""
+    size, fabric = 1 << 12, torus((64, 64))
+    assert all(most == {"link": 1} for _, (_, most) in charges("allreduce/ring", size, fabric))
+    told = [
+        most["link"] for count, (_, most) in charges("alltoall/pairwise", size, fabric) for _ in range(count)
+    ]
+    assert (len(told), max(told)) == (size - 1, 32)
+    with pytest.raises(Unsupported, match=r"4096 ranks have more than .* take fewer ranks"):
+        charges("allreduce/binary_tree", size, fabric, {"segments": 200})
 
 
 def test_what_shares_an_interface_is_predicted_for_4096_nodes() -> None:

@@ -19,7 +19,7 @@ FLOORS = (
     ("algorithms",),
     (
         *("network", "holdings", "verify", "verify_large", "traffic"),
-        *("loads", "laws", "stagewise", "steps", "curves", "ownwork", "cost", "bounds", "fabric"),
+        *("loads", "laws", "stagewise", "shifts", "steps", "curves", "ownwork", "cost", "bounds", "fabric"),
         *("draw", "cases", "mutants"),
     ),
     ("agree", "device", "buffers", "ops", "locality", "topology", "program", "plan", "waits", "staging"),
