@@ -82,8 +82,9 @@ def allgather_two_level(
     speaking = groups(nodes)
     gathered = several(_groups_everywhere(nodes, speaking))
     within = [Team(ranks, gathered) for ranks in nodes]
+    handed_in = len({len(ranks) for ranks in nodes}) > 1
     for team in within:  # who handed its part in is not sent it again
-        team.knows = _is_own if len({len(ranks) for ranks in nodes}) > 1 else None
+        team.knows = _is_own if handed_in else None
     yield Stage("hand in", "gather", "linear", _within_groups(speaking))
     yield Stage("inter all-gather", "allgather", inter, _column_parts(speaking))
     yield Stage("intra all-gather", "allgather", intra, within)
