@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from launch import mpirun
+from mpicoll.bench.patterns import MESSAGES
 from mpicoll.cost import Machine
 
 
@@ -25,7 +26,8 @@ def test_calibration_is_a_machine_for_the_model(tmp_path: Path) -> None:
     assert machine.host
     with (target / "calibration.csv").open() as file:
         patterns = {row["pattern"] for row in csv.DictReader(file)}
-    assert patterns == {"one_way", "exchange", "combine", "burst"}
+    assert patterns == {*MESSAGES, "combine", "burst", "copy"}
+    assert machine.copy(1 << 20) > 0
     model = [sys.executable, "-m", "mpicoll", "model", "bcast", "binomial", "--bytes", "1K"]
     told = subprocess.run(
         [*model, "--machine", target / "machine.json"], capture_output=True, text=True, timeout=60
