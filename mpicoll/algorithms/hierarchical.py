@@ -34,7 +34,7 @@ def _with_others(nodes: Nodes, owning: Sequence[Sequence[int]]) -> list[Team]:
     return [
         Team([owner, *others], only(place), root=owner)
         for own, others in zip(owning, idle, strict=True)
-        for place, owner in enumerate(own)
+        for place, owner in enumerate(own if others else ())
     ]
 
 

@@ -1,8 +1,8 @@
-"""CPU seconds to predict all algorithms once, by number of ranks.
+"""CPU seconds to predict all algorithms once, by number of ranks: nodes times ranks on each.
 
-    python results/model/growth.py 64 4096 65536
+    python results/model/growth.py 8x8 128x8 8192x8 5461x12
 
-Compositions over nodes (8 ranks each) are counted apart. One process for each number, as steps are kept.
+Compositions over nodes are counted apart. One process for each number, as steps are kept.
 """
 
 import subprocess
@@ -15,10 +15,11 @@ from mpicoll.errors import Unsupported
 from mpicoll.registry import algorithms
 
 
-def main(size):
+def main(count, ppn):
     """Predict, and print a line."""
+    size = count * ppn
     seconds, without = {True: 0.0, False: 0.0}, []
-    nodes = tuple(rank // 8 for rank in range(size))
+    nodes = tuple(rank // ppn for rank in range(size))
     for entry in algorithms():
         begun = time.process_time()
         try:
@@ -26,12 +27,13 @@ def main(size):
         except Unsupported as refusal:
             without += [str(entry)] * ("law" in str(refusal))
         seconds[entry.hierarchical] += time.process_time() - begun
-    print(f"P = {size}: flat {seconds[False]:.2f} s, over nodes {seconds[True]:.2f} s; no law:",
+    flat, over = seconds[False], seconds[True]
+    print(f"P = {size} ({count} nodes of {ppn}): {flat + over:.1f} s (flat {flat:.1f}, over nodes {over:.1f}); no law:",
           ", ".join(without) or "none", flush=True)  # fmt: skip
 
 
 if len(sys.argv) == 2:
-    main(int(sys.argv[1]))
+    main(*map(int, sys.argv[1].split("x")))
 else:
     for argument in sys.argv[1:]:
         subprocess.run([sys.executable, __file__, argument], check=True)
