@@ -28,7 +28,8 @@ def main(count, ppn):
             without += [str(entry)] * ("law" in str(refusal))
         seconds[entry.hierarchical] += time.process_time() - begun
     flat, over = seconds[False], seconds[True]
-    print(f"P = {size} ({count} nodes of {ppn}): {flat + over:.1f} s (flat {flat:.1f}, over nodes {over:.1f}); no law:",
+    print(f"P = {size} ({count} nodes of {ppn}): {flat + over:.1f} s "
+          f"(flat {flat:.1f}, over nodes {over:.1f}); no law:",
           ", ".join(without) or "none", flush=True)  # fmt: skip
 
 
