@@ -237,6 +237,9 @@ class ndarray:  # noqa: N801 (CuPy's name)
     def __cuda_array_interface__(self) -> dict[str, Any]:
         return {"shape": self.shape, "typestr": self.dtype.str, "data": (self.data.ptr, False), "version": 3}
 
+    def __len__(self) -> int:
+        return int(self.shape[0])
+
     def __getitem__(self, item: slice) -> ndarray:
         low, high, step = item.indices(self.shape[0])
         shape = (len(range(low, high, step)), *self.shape[1:])
