@@ -81,7 +81,7 @@ class PerTensor(Mode):
         from mpi4py import MPI
 
         gradient = self.gradients[name]
-        if rows is not None and rows.stop < len(gradient):
+        if rows is not None and rows.stop < gradient.shape[0]:
             return
         self._comm.Allreduce(MPI.IN_PLACE, gradient, **self._options)
         gradient /= self._comm.size
