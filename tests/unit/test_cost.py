@@ -378,6 +378,8 @@ def test_shifts_of_very_many_ranks_and_a_refusal_that_says_what_to_do() -> None:
         most["link"] for count, (_, most) in charges("alltoall/pairwise", size, fabric) for _ in range(count)
     ]
     assert (len(told), max(told)) == (size - 1, 32)
+    # Of a tree, only the root has many rounds.
+    assert len(charges("bcast/binomial", 1 << 15, dragonfly(8, 16))) == 15
     with pytest.raises(Unsupported, match=r"4096 ranks have more than .* take fewer ranks"):
         charges("allreduce/binary_tree", size, fabric, {"segments": 200})
 
