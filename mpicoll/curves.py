@@ -51,9 +51,9 @@ class Curve:
         """
         if len(self.pieces) == 1 or not nbytes:
             return self
-        whole = self(nbytes)
+        constant, rate = self.at(nbytes)
         pieces = [
-            (start, seconds, max(slope, (whole - seconds) / nbytes) if start <= nbytes else slope)
+            (start, seconds, max(slope, rate + (constant - seconds) / nbytes) if start <= nbytes else slope)
             for start, seconds, slope in self.pieces
             if start <= nbytes or seconds > 0
         ]
