@@ -3,7 +3,7 @@
 Running the schedules of all ranks against each other takes long where they are many, and is not needed, as
 algorithms are regular. `by_law` looks for a *law* that gives the steps for P ranks from less, and uses it
 only if it reproduces those of all ranks at every one of several small P that are like P (and, unless P is a
-power of two, at two larger ones):
+power of two, at up to a dozen larger ones):
 
 - the runs of equal steps are as many for all P; their lengths grow linearly with P (rings, chains) or with
   ⌊log2 P⌋ (trees, pipelines), and what is done in them is constant or grows linearly with P;
@@ -157,26 +157,38 @@ def scattered(size: int) -> list[int]:
     return [6, 10, 14, 18, 26] if size % 2 == 0 else [5, 7, 11, 17, 27]
 
 
+def akin(size: int) -> list[int]:
+    """Larger numbers of ranks that no law has seen: the first binary digits of `size`, and then its last.
+
+    Where `size` is no power of two, every digit and every carry may matter. None is a power of two, and all
+    are even or odd as `size` is.
+
+    >>> [f"{p:b}" for p in akin(0b111_0000_0011)]
+    ['100011', '110011', '111011', '111001', '1000011', '1100011', '1110011', '1110001']
+    >>> akin(132)
+    [36, 34, 68, 66]
+    """
+    found: dict[int, None] = {}
+    for digits in (SMALL.bit_length(), SMALL.bit_length() + 1):
+        for first in range(1, digits + 1):
+            last = digits - first
+            like = (size >> (size.bit_length() - first) << last) | (size & ((1 << last) - 1))
+            like += (like ^ size) & 1
+            found[like + 2 * (like & (like - 1) == 0)] = None
+    return [*found]
+
+
 def _unseen(algorithm: Algorithm, size: int, params: Params) -> list[int] | None:
-    """Two numbers of ranks that no law has seen, larger than those and like `size`, which is no power of two.
+    """Those of `akin` without too many rounds; none for a power of two, which is as regular as it looks.
 
-    One will do where the larger has too many rounds.
-
-    Those are as regular as they look. Of other numbers every binary digit may matter, and for a radix of four
-    whether there is an odd number of them. None if the algorithm does not serve such numbers.
+    None if the algorithm does not serve such numbers.
     """
     if size & (size - 1) == 0:
         return []
-    found = []
-    for most in (2 * SMALL, 4 * SMALL):
-        like = size >> max(0, (size - 1).bit_length() - most.bit_length() + 1)
-        like += (like ^ size) & 1
-        like += 2 * (like & (like - 1) == 0)
-        if algorithm.refusal(like, at_size(like, params)):
-            return None
-        if most == 2 * SMALL or has_rounds(algorithm, like, at_size(like, params), FEW_ROUNDS):
-            found.append(like)
-    return found
+    found = akin(size)
+    if any(algorithm.refusal(like, at_size(like, params)) for like in found):
+        return None
+    return [p for p in found if has_rounds(algorithm, p, at_size(p, params), FEW_ROUNDS)]
 
 
 def by_law(algorithm: Algorithm, size: int, params: Params) -> tuple[Run, ...] | None:
