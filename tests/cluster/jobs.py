@@ -6,11 +6,13 @@ import contextlib
 import csv
 import os
 import re
+import shutil
 import signal
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
-from libraries import ROOT, Library
+from libraries import ROOT, Library, started_too_soon
 from vcluster import Cluster
 from virtual_nodes import ClusterError, wait_for
 
@@ -43,7 +45,8 @@ class Job:
         where = (f"--nodes={len(nodes)}", f"--nodelist={names}", f"--ntasks-per-node={ppn}")
         files = (f"--output={self.log}", f"--chdir={folder}")
         argv = ("sbatch", "--parsable", *where, *files, *options, str(ROOT / "slurm" / "sweep.sbatch"))
-        self.number = self.slurm.ask(*argv, *words, "-o", "results", env=env).strip()
+        self._submit = partial(self.slurm.ask, *argv, *words, "-o", "results", env=env)
+        self.number = self._submit().strip()
 
     def says(self, what: str) -> str:
         """A field of what Slurm knows of it."""
@@ -102,6 +105,11 @@ class Job:
     def end(self) -> str:
         """Wait until it has ended for good; its state."""
         self.wait("finished", lambda: self.says("JobState") in FINISHED)
+        if started_too_soon(self.text()):
+            shutil.rmtree(self.results, ignore_errors=True)
+            self.log.unlink()
+            self.number = self._submit().strip()
+            self.wait("finished", lambda: self.says("JobState") in FINISHED)
         return self.says("JobState")
 
     def start_again(self) -> None:
