@@ -58,9 +58,10 @@ def add_parser(verbs: Any) -> None:
     add("--algorithm", default="auto", help="of the all-reduces (auto)")
     add("--progress", choices=("thread", "test"),
         help="who moves messages: a thread, or every call of ready (thread; for cupy test)")  # fmt: skip
-    add("--policy", metavar="SPINS,SHORTEST,LONGEST,PATIENCE",
-        help="of the thread: looks before it sleeps, bounds of its sleep [ns], and the part of the time "
-        "waited that it sleeps")  # fmt: skip
+    add("--policy", metavar="SPINS,SHORTEST,LONGEST,PATIENCE,LOOKS",
+        help="of the thread: looks before it sleeps; bounds of its sleep [ns]; it sleeps 1/PATIENCE of the time "
+        "waited, or 1/LOOKS of what a bucket took before if that is longer (LOOKS 0: never); "
+        "(0,20000,1500000,8,16)")  # fmt: skip
     add("--thread-level", choices=THREAD_LEVELS, default="serialized", help="asked of MPI (serialized)")
     add("--seed", type=int, default=1, help="of data and order (1)")
     add("-o", "--output", type=Path, metavar="DIR", help="write samples, traces and conditions there")
@@ -178,15 +179,15 @@ def _policy(args: argparse.Namespace) -> tuple[int, ...] | None:
     try:
         from mpicoll import _runner
 
-        spins, shortest, longest, patience = (int(text) for text in args.policy.split(","))
-        _runner.background_policy(spins, shortest, longest, patience)
+        spins, shortest, longest, patience, looks = (int(text) for text in args.policy.split(","))
+        _runner.background_policy(spins, shortest, longest, patience, looks)
     except ImportError as error:
         raise ArgumentError(
             f"--policy is of the native engine's thread, which is not here ({error})"
         ) from None
     except (ValueError, OverflowError) as error:
-        raise ArgumentError(f"--policy {args.policy}: four whole numbers are needed ({error})") from None
-    return spins, shortest, longest, patience
+        raise ArgumentError(f"--policy {args.policy}: five whole numbers are needed ({error})") from None
+    return spins, shortest, longest, patience, looks
 
 
 def _collect(rows: list[Row], found: list[Row], wrong: str | None) -> None:

@@ -2,9 +2,9 @@
  *
  * One thread drives all programs that were submitted. It holds no GIL (a reduction by a Python function
  * takes it for as long as that runs). With nothing to do it waits for work; while messages are on their way
- * it looks again after a fixed part of the time it has waited already, or of the time that what is in flight took
- * the last time: so it is never late by more than that part, and computing threads keep their cores (a look costs
- * them some 20 µs). What is submitted wakes it. It sleeps even for a moment rather than yield: the scheduler lets
+ * it looks again after a fixed part of the time it has waited already, or of the time that what is in flight takes:
+ * so all its waits together are late by no more than that part, or by the shortest sleep each, and computing threads
+ * keep their cores (a look costs them some 20 µs). What is submitted wakes it. It sleeps even for a moment rather than yield: the scheduler lets
  * one that slept in at once, and one that yielded when the other's slice is over.
  *
  * A thread that waits for a program has nothing to compute: it drives all programs itself until then, and
@@ -34,7 +34,7 @@ static Program *active;  /* singly linked by `sibling` */
 static long spins = 0; /* a thread that yields to one that computes is away for that one's time slice */
 static long shortest_sleep_ns = 20000, longest_sleep_ns = 1500000;
 static long patience = 8;
-static const int64_t LOOKS_A_FLIGHT = 16; /* no more than about so many, in the time that it took before */
+static long looks_a_flight = 16; /* at least so many in the time that it takes; 0: pauses know nothing of flights */
 
 static const unsigned CLOCK_EVERY = 256; /* fruitless looks of a waiting thread between two at the clock */
 
@@ -60,7 +60,8 @@ static void stop_driving(void) {
 static void finish(Program *p, outcome result, int rc) {
     unlink_active(p);
     p->ended = mpicoll_now();
-    p->usual = p->ended - p->began;
+    memmove(p->recent + 1, p->recent, sizeof p->recent - sizeof *p->recent);
+    p->recent[0] = p->ended - p->began;
     p->rc = rc;
     p->failed_at = p->next;
     if (result == DONE)
@@ -100,13 +101,36 @@ static int look_around(void) {
     return moved;
 }
 
-/* The least time [ns] that any program in flight took when it ran before; 0 if one of them never has. */
-static int64_t usual_flight(void) {
+/* The part [ns] of a program's flight that may pass between two looks: every step that waits may be found out one
+ * such pause late, and all of them together may not add more than a `patience`-th to the flight, or the next pause
+ * would be longer for it. Of its last flights the shortest counts, as the others may have waited for a late rank;
+ * 0 until there were so many. */
+static int64_t part_of_flight(const Program *p) {
+    int64_t least = p->recent[0];
+    for (int i = 1; i < RECENT; i++)
+        if (p->recent[i] < least)
+            least = p->recent[i];
+    if (looks_a_flight == 0)
+        return 0;
+    int64_t by_looks = least / looks_a_flight, by_waits = least / (p->waits > 0 ? p->waits : 1) / patience;
+    return by_looks < by_waits ? by_looks : by_waits;
+}
+
+/* The least such part of any program in flight. */
+static int64_t least_part_of_flight(void) {
     int64_t least = INT64_MAX;
     for (const Program *p = active; p != NULL; p = p->sibling)
-        if (p->began != 0 && p->usual < least)
-            least = p->usual;
+        if (p->began != 0 && part_of_flight(p) < least)
+            least = part_of_flight(p);
     return least == INT64_MAX ? 0 : least;
+}
+
+/* How long [ns] to sleep, given the time waited so far and the part of a flight. */
+static int64_t pause_after(int64_t waited, int64_t of_flight) {
+    int64_t pause = waited / patience;
+    pause = pause < of_flight ? of_flight : pause;
+    pause = pause < shortest_sleep_ns ? shortest_sleep_ns : pause;
+    return pause > longest_sleep_ns ? longest_sleep_ns : pause;
 }
 
 /* Sleep for a part of the time [ns] waited so far, or of a flight, with `lock` held at entry and exit. Who brings
@@ -115,13 +139,9 @@ static int64_t usual_flight(void) {
 static void sleep_until_work_comes(int64_t waited) {
     if (thread_must_stop) /* said while `look_around` had let go of the lock */
         return;
-    int64_t pause = waited / patience, of_flight = usual_flight() / LOOKS_A_FLIGHT;
-    pause = pause < of_flight ? of_flight : pause;
-    pause = pause < shortest_sleep_ns ? shortest_sleep_ns : pause;
-    pause = pause > longest_sleep_ns ? longest_sleep_ns : pause;
     struct timespec until;
     clock_gettime(CLOCK_MONOTONIC, &until);
-    int64_t end = until.tv_nsec + pause;
+    int64_t end = until.tv_nsec + pause_after(waited, least_part_of_flight());
     until.tv_sec += end / 1000000000;
     until.tv_nsec = end % 1000000000;
     pthread_cond_timedwait(&work_came, &lock, &until);
@@ -362,18 +382,29 @@ PyObject *mpicoll_stop_background(PyObject *self, PyObject *unused) {
     Py_RETURN_NONE;
 }
 
-/* background_policy(spins, shortest, longest, patience) -> the policy before: how eagerly the thread looks. */
-PyObject *mpicoll_background_policy(PyObject *self, PyObject *args) {
-    long new[4];
-    if (!PyArg_ParseTuple(args, "llll", &new[0], &new[1], &new[2], &new[3]))
+/* pause(waited) -> how long [ns] the thread would sleep with only this program in flight. */
+PyObject *mpicoll_pause(PyObject *self, PyObject *waited) {
+    long long time = PyLong_AsLongLong(waited);
+    if (time == -1 && PyErr_Occurred())
         return NULL;
-    if (new[0] < 0 || new[1] < 0 || new[2] < new[1] || new[3] < 1) {
-        PyErr_SetString(PyExc_ValueError, "spins >= 0, 0 <= shortest <= longest [ns], patience >= 1");
+    return PyLong_FromLongLong(pause_after(time, part_of_flight((Program *)self)));
+}
+
+/* background_policy(spins, shortest, longest, patience, looks) -> the policy before: how eagerly the thread looks. */
+PyObject *mpicoll_background_policy(PyObject *self, PyObject *args) {
+    long new[5];
+    if (!PyArg_ParseTuple(args, "lllll", &new[0], &new[1], &new[2], &new[3], &new[4]))
+        return NULL;
+    if (new[0] < 0 || new[1] < 0 || new[2] < new[1] || new[3] < 1 || new[4] < 0) {
+        PyErr_SetString(PyExc_ValueError,
+                        "spins >= 0, 0 <= shortest <= longest [ns], patience >= 1, looks >= 0");
         return NULL;
     }
-    PyObject *before = Py_BuildValue("llll", spins, shortest_sleep_ns, longest_sleep_ns, patience);
+    PyObject *before =
+        Py_BuildValue("lllll", spins, shortest_sleep_ns, longest_sleep_ns, patience, looks_a_flight);
     pthread_mutex_lock(&lock);
     spins = new[0], shortest_sleep_ns = new[1], longest_sleep_ns = new[2], patience = new[3];
+    looks_a_flight = new[4];
     pthread_mutex_unlock(&lock);
     return before;
 }

@@ -220,6 +220,9 @@ static int program_init(PyObject *self, PyObject *args, PyObject *kwargs) {
         memcpy(p->requests, requests.buf, requests.len);
     }
     p->count = steps.len / (Py_ssize_t)sizeof(step);
+    p->waits = 0;
+    for (Py_ssize_t i = 0; p->steps && i < p->count; i++)
+        p->waits += p->steps[i].code == WAIT;
     PyBuffer_Release(&steps);
     PyBuffer_Release(&requests);
     p->startall = (startall_fn)(uintptr_t)startall;
@@ -271,6 +274,8 @@ static PyMethodDef program_methods[] = {
     {"submit", mpicoll_submit, METH_O,
      "submit(after): let the background thread run it, once the program `after` (or None) is over."},
     {"test", mpicoll_test, METH_NOARGS, "test() -> bool: whether a submitted program is over."},
+    {"pause", mpicoll_pause, METH_O,
+     "pause(waited) -> how long [ns] the background thread would sleep with only this program in flight."},
     {"join", mpicoll_join, METH_NOARGS, "join(): drive all submitted programs from here until this one is over."},
     {"advance", program_advance, METH_O,
      "advance(blocking) -> bool: run until done (True), or until a message is not there yet (False)."},
@@ -301,9 +306,10 @@ static PyTypeObject ProgramType = {
 static PyMethodDef module_methods[] = {
     {"stop_background", mpicoll_stop_background, METH_NOARGS, "stop_background(): end the background thread."},
     {"background_policy", mpicoll_background_policy, METH_VARARGS,
-     "background_policy(spins, shortest, longest, patience) -> the one before: the background thread looks for\n"
-     "messages `spins` times, yielding; then after every 1/`patience` of the time waited, or 1/16 of the time\n"
-     "that what is in flight took before, in bounds [ns]."},
+     "background_policy(spins, shortest, longest, patience, looks) -> the one before: the background thread looks\n"
+     "for messages `spins` times, yielding; then after every 1/`patience` of the time waited, or, if that is\n"
+     "longer, 1/`looks` of a flight (the shortest of the last three), but 1/`patience` of it shared by all steps\n"
+     "that wait; in bounds [ns]. Without `looks` (0) the time waited alone counts."},
     {"hold", mpicoll_hold, METH_NOARGS, "hold(): keep the background thread out of MPI until release()."},
     {"release", mpicoll_release, METH_NOARGS, "release(): let the background thread go on."},
     {"kernel", kernel, METH_O, "kernel(name) -> address of a reduction such as 'sum_f4', or None."},

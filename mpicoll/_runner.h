@@ -30,6 +30,8 @@ typedef struct {
                            MARK: where the time goes, in ns */
 } step;
 
+enum { RECENT = 3 }; /* flights that are remembered */
+
 typedef struct Program {
     PyObject_HEAD
     step *steps;
@@ -54,7 +56,8 @@ typedef struct Program {
     int rc;                  /* why it FAILED, */
     Py_ssize_t failed_at;    /* and in which step */
     int64_t began, ended;    /* the clock when it was first and last looked at [ns] */
-    int64_t usual;           /* from `began` to `ended`, the last time [ns]; 0: never */
+    int64_t recent[RECENT];  /* from `began` to `ended`, the last times, newest first [ns]; 0: not yet */
+    int64_t waits;           /* steps that wait */
     struct Program *after;   /* must be over before this one begins */
     struct Program *sibling; /* next in the list of the background thread */
     vectorcallfunc call;
@@ -94,6 +97,7 @@ PyObject *mpicoll_retire(PyObject *self, PyObject *unused);
 PyObject *mpicoll_hold(PyObject *self, PyObject *unused);
 PyObject *mpicoll_release(PyObject *self, PyObject *unused);
 PyObject *mpicoll_stop_background(PyObject *self, PyObject *unused);
+PyObject *mpicoll_pause(PyObject *self, PyObject *waited);
 PyObject *mpicoll_background_policy(PyObject *self, PyObject *args);
 
 #endif

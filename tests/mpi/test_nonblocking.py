@@ -299,7 +299,7 @@ def test_a_launch_wakes_the_sleeping_thread() -> None:
     x, y = np.ones(9), np.zeros((2, 9))
     first, second = (comm.Allreduce_init(x, row, background=True) for row in y)
     hour = 3600 * 10**9
-    policy = _runner.background_policy(0, hour, hour, 1)
+    policy = _runner.background_policy(0, hour, hour, 1, 0)
     try:
         if RANK == 0:
             for plan in (first, second):

@@ -166,7 +166,7 @@ def test_at_mpi_thread_serialized() -> None:
     ("flags", "env", "message"),
     [
         (["--layers", "0"], {}, "--layers must be at least 1"),
-        (["--policy", "1,2"], {}, "four whole numbers"),
+        (["--policy", "1,2,3,4"], {}, "five whole numbers"),
         (["--thread-level", "funneled"], {}, "level funneled: --thread-level serialized, or --progress test"),
         (["--algorithm", "rnig"], {}, "rnig"),
         (
