@@ -59,8 +59,8 @@ def add_parser(verbs: Any) -> None:
     add("--progress", choices=("thread", "test"),
         help="who moves messages: a thread, or every call of ready (thread; for cupy test)")  # fmt: skip
     add("--policy", metavar="SPINS,SHORTEST,LONGEST,PATIENCE,LOOKS",
-        help="of the thread: looks before it sleeps; bounds of its sleep [ns]; it sleeps 1/PATIENCE of the time "
-        "waited, or 1/LOOKS of what a bucket took before if that is longer (LOOKS 0: never); "
+        help="of the thread: looks before it sleeps; bounds of its sleep [ns]; it sleeps 1/PATIENCE of the "
+        "time waited, or 1/LOOKS of what a bucket took before if that is longer (LOOKS 0: never) "
         "(0,20000,1500000,8,16)")  # fmt: skip
     add("--thread-level", choices=THREAD_LEVELS, default="serialized", help="asked of MPI (serialized)")
     add("--seed", type=int, default=1, help="of data and order (1)")

@@ -16,7 +16,7 @@ from .ops import name_of
 from .probe import Verdict
 from .registry import Algorithm, Params, get
 from .registry import algorithms as registered
-from .runner import check_engine
+from .runner import check_background, check_engine
 from .schedule import blocks_of
 from .select import check_channels, choose, default_channels
 from .staging import choose_staging, device_channels
@@ -32,7 +32,7 @@ class Chosen:
     engine: str
     channels: int
     depth: int
-    background: bool | None = None
+    background: bool = False
     stages: bool = False
     staging: str | None = None  # of device buffers; see `staging`
 
@@ -45,7 +45,7 @@ class Chosen:
             (name_of(operation.op), operation.commutative) if operation else (),
             self.algorithm.name,
             tuple(sorted(self.params.items())),
-            (self.engine, self.channels, self.depth, self.stages),
+            (self.engine, self.channels, self.depth, self.stages, "background" if self.background else ""),
             # Where reductions happen; whether messages pass through the host is each rank's own affair.
             self.staging and ("host" if self.staging == "host" else "device"),
         )
@@ -73,6 +73,7 @@ class Choice:
     engine: str  # unless a call names another
     machine: Machine | None  # that was calibrated
     aware: Verdict  # whether MPI may be given device memory
+    threads: bool  # whether all ranks have a thread for calls that leave `background` open
     direct: dict[Hashable, bool] = field(default_factory=dict)  # what `_is_direct` has found
 
     def of(
@@ -89,9 +90,16 @@ class Choice:
     ) -> Chosen:
         """How a call will be carried out.
 
+        `background` None: in the background if all ranks can, whatever their programs do.
+
         Raises `ArgumentError` or `Unsupported` where it cannot be.
         """
         ordered = call.operation is not None and not call.operation.commutative
+        staging = self._staging(call, staging)
+        if staging is not None and engine == "native":
+            raise ArgumentError("device buffers need engine='python': the native engine reduces on the host")
+        engine = "python" if staging is not None else self.engine if engine is None else check_engine(engine)
+        background = self.may_thread(engine) if background is None else check_background(engine, background)
         if algorithm == "auto":
             algorithm = choose(
                 call.collective,
@@ -100,7 +108,7 @@ class Choice:
                 nodes=len(self.topology.nodes),
                 ordered=ordered,
                 direct=call.direct_only,
-                background=bool(background),
+                background=background,
                 machine=self.machine,
             )
         entry = get(call.collective, algorithm)
@@ -122,10 +130,6 @@ class Choice:
                 f"{entry} forwards parts of other ranks, whose lengths this rank does not know; "
                 "use linear or pairwise"
             )
-        staging = self._staging(call, staging)
-        if staging is not None and engine == "native":
-            raise ArgumentError("device buffers need engine='python': the native engine reduces on the host")
-        engine = "python" if staging is not None else self.engine if engine is None else check_engine(engine)
         between = entry.hierarchical and len(set(resolved["nodes"])) > 1
         automatic = (
             default_channels(call.collective, call.nbytes, self.size, between_nodes=between)
@@ -137,6 +141,10 @@ class Choice:
         check_channels(channels=channels, depth=depth)
         depth = min(depth, channels)
         return Chosen(entry, resolved, engine, channels, depth, background, bool(stages), staging)
+
+    def may_thread(self, engine: str) -> bool:
+        """Whether calls that leave `background` open run in the background: on all ranks or on none."""
+        return engine == "native" and self.threads
 
     def _staging(self, call: Call, wanted: str | None) -> str | None:
         """How a call's device buffers travel; None for buffers in host memory."""

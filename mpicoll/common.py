@@ -12,7 +12,7 @@ from .cost import Machine
 from .errors import ArgumentError
 from .native import native_status
 from .probe import Verdict
-from .runner import check_engine
+from .runner import check_engine, may_thread
 from .select import calibration
 
 
@@ -44,6 +44,11 @@ def agree_on_engine(
     digest = machine.digest if machine else "none"
     agreement.settle(("engine", chosen, "calibration", digest), error)
     return chosen, machine
+
+
+def agree_on_threads(comm: MPI.Intracomm) -> bool:
+    """Whether every rank may have a thread call MPI: for two ranks that decides on an algorithm, too."""
+    return bool(comm.allreduce(may_thread(), MPI.MIN))
 
 
 def agree_on_aware(comm: MPI.Intracomm, mine: Verdict) -> Verdict:

@@ -126,6 +126,7 @@ class GradientReducer:
     def _agree(self, gradients: Mapping[str, Any], wire: Any, background: bool | None) -> list[Parameter]:
         """Check the arguments, and that all ranks gave the same. Collective."""
         self._array_module: Any = np
+        self._background = False
         found: list[Parameter] = []
         error: Exception | None = None
         try:
@@ -142,11 +143,14 @@ class GradientReducer:
             if self._array_module is not np and background:
                 raise ArgumentError("background=True is for host memory: a thread knows no streams")
             wanted = background if self._array_module is np else False
-            self._background = self._overlap and check_background(self._comm.engine, wanted)
+            if self._overlap:
+                engine, may = self._comm.engine, self._comm._planner.choice.may_thread
+                self._background = may(engine) if wanted is None else check_background(engine, wanted)
         except Exception as caught:
             error = caught
         self._agreement.begin()
-        choices = self._sizes, self._average, self._views, self._unused, self._overlap
+        asked = self._average, self._views, self._unused, self._overlap
+        choices = self._sizes, *asked, ("background", self._background)
         try:
             self._agreement.settle(("gradients", tuple(found), choices, repr(self._options)), error)
         except MismatchError:

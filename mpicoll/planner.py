@@ -18,13 +18,13 @@ from .agree import Agreement
 from .cache import Cache
 from .calls import Call
 from .choice import Choice, Chosen
-from .common import agree_on_aware, agree_on_engine, timeout
+from .common import agree_on_aware, agree_on_engine, agree_on_threads, timeout
 from .errors import ArgumentError, RevokedError
 from .memory import leave_to_mpi
 from .plan import compile_program
 from .probe import aware
 from .requests import LANES, Request
-from .runner import Plan, check_background
+from .runner import Plan
 from .select import TAGS_PER_PLAN
 from .staging import staged
 from .topology import Topology
@@ -69,7 +69,9 @@ class Planner:
         self.engine, machine = agree_on_engine(
             self.comm, self.agreement, engine, calibrated, trace=self.environment.trace
         )
-        self.choice = Choice(self.rank, self.size, self.topology, self.engine, machine, self.aware)
+        self.choice = Choice(
+            self.rank, self.size, self.topology, self.engine, machine, self.aware, agree_on_threads(self.comm)
+        )
         self.check_always = bool(os.environ.get("MPICOLL_CHECK"))
         self.cache = Cache()
         self.sequence = self.later_calls = 0
@@ -159,7 +161,6 @@ class Planner:
         try:
             call = make(self.comm, *arguments)
             chosen = self.choice.of(call, **options)
-            chosen.background = check_background(chosen.engine, chosen.background)
             signature = chosen.signature(call)
             hash(signature)
         except Exception as error:
@@ -169,7 +170,7 @@ class Planner:
             raise
         if self.check_always:
             self.agreement.settle(signature)
-        key = chosen.key(call, signature), lane, chosen.background
+        key = chosen.key(call, signature), lane
         plan = self.cache.plans.get(key) if call.reusable else None
         if plan is None or plan.users:  # (the plan of an unfinished call cannot be started again)
             plan = self._build(call, chosen, tag=TAGS_PER_PLAN * (1 + lane))
@@ -194,10 +195,10 @@ class Planner:
         """Make the call and have all ranks agree on it (if it is persistent or of a new kind)."""
         try:
             call = make(self.comm, *arguments)
-            chosen = self.choice.of(call, **options)
-            if chosen.background and not persistent:
+            background = bool(options.get("background"))
+            if background and not persistent:
                 raise ArgumentError("background is for persistent and nonblocking calls")
-            chosen.background = check_background(chosen.engine, bool(chosen.background))
+            chosen = self.choice.of(call, **{**options, "background": background})
             signature = chosen.signature(call)
             known = signature in self.agreement.settled
         except Exception as error:
@@ -241,7 +242,7 @@ class Planner:
                 "params": chosen.params,
                 "channels": chosen.channels,
                 "depth": chosen.depth,
-                "background": bool(chosen.background),
+                "background": chosen.background,
             }
             buffers = call.send, call.recv
             engine, operation = chosen.engine, call.operation

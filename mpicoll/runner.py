@@ -27,17 +27,23 @@ from .watch import Environment, Watch
 ENGINES = ("native", "python")
 
 
-def check_background(engine: str, wanted: bool | None) -> bool:
-    """Whether a plan may run in the background: if `wanted`, or (None) if it is safe whatever the user does.
+def may_thread() -> bool:
+    """Whether plans of the native engine may run in the background here without the user's promise.
 
-    The thread calls MPI. That is always allowed at MPI_THREAD_MULTIPLE; at MPI_THREAD_SERIALIZED the user
-    must promise, by asking for it, that nobody else calls MPI meanwhile.
+    The thread calls MPI. That is always allowed at MPI_THREAD_MULTIPLE, unless MPICOLL_PROGRESS is "test".
+    """
+    return (
+        os.environ.get("MPICOLL_PROGRESS", "thread") != "test" and MPI.Query_thread() == MPI.THREAD_MULTIPLE
+    )
+
+
+def check_background(engine: str, wanted: bool) -> bool:
+    """Whether a plan runs in the background: if `wanted`.
+
+    At MPI_THREAD_SERIALIZED the user promises, by asking for it, that nobody else calls MPI meanwhile.
     Raises `ArgumentError` where it is wanted and cannot be.
     """
     level = MPI.Query_thread()
-    if wanted is None:
-        allowed = os.environ.get("MPICOLL_PROGRESS", "thread") != "test"
-        return allowed and engine == "native" and level == MPI.THREAD_MULTIPLE
     if wanted and engine != "native":
         raise ArgumentError("background=True needs the native engine")
     if wanted and level < MPI.THREAD_SERIALIZED:
@@ -45,7 +51,7 @@ def check_background(engine: str, wanted: bool | None) -> bool:
             "background=True needs MPI_THREAD_SERIALIZED or more; set mpi4py.rc.thread_level before "
             "importing mpi4py.MPI"
         )
-    return wanted
+    return bool(wanted)
 
 
 def check_engine(engine: str | None) -> str:

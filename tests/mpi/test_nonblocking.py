@@ -21,6 +21,9 @@ SIZE, RANK = WORLD.size, WORLD.rank
 MODES = [("python", "test"), *([("native", "test"), ("native", "thread")] if len(ENGINES) == 2 else [])]
 some_ranks = pytest.mark.ranks(1, 2, 3)  # what this proves does not depend on their number, and it takes time
 modes = pytest.mark.parametrize(("engine", "progress"), MODES, ids=lambda v: v)
+with_thread = pytest.mark.skipif(
+    len(ENGINES) < 2 or MPI.Query_thread() < MPI.THREAD_MULTIPLE, reason="needs the background thread"
+)
 
 
 @pytest.fixture
@@ -159,6 +162,25 @@ def test_the_thread_completes_while_python_computes(monkeypatch: pytest.MonkeyPa
     request.Wait()
 
 
+@with_thread
+@pytest.mark.ranks(2, 3)
+def test_what_runs_in_the_background_is_decided_by_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two ranks it decides on the algorithm as well, whether it was asked for or is the default."""
+    x, y = np.ones(1 << 18), np.zeros(1 << 18)
+    for last, background in (("thread", True), ("test", False)):
+        monkeypatch.setenv("MPICOLL_PROGRESS", last if RANK == SIZE - 1 else "thread")
+        comm = mpicoll.Comm(WORLD, engine="native")
+        request = comm.Iallreduce(x, y)
+        assert request.plan.background == background
+        assert request.plan.algorithm == ("recursive_doubling" if background and SIZE == 2 else "ring")
+        request.Wait()
+        assert (y == SIZE).all()
+        comm.Allreduce(x, y)  # is no such call
+        with pytest.raises(mpicoll.MismatchError, match="'background'"):
+            comm.Allreduce_init(x, y, algorithm="ring", background=RANK == 0)
+        comm.Free()
+
+
 @some_ranks
 @pytest.mark.skipif(len(ENGINES) < 2, reason="the native engine is not built")
 def test_persistent_plans_in_the_background() -> None:
@@ -212,11 +234,6 @@ def test_refusal_on_one_rank_reaches_the_others(comm: mpicoll.Comm) -> None:
         with pytest.raises(mpicoll.RevokedError, match="rank 0 refused"):
             request.Wait()
     WORLD.Barrier()
-
-
-with_thread = pytest.mark.skipif(
-    len(ENGINES) < 2 or MPI.Query_thread() < MPI.THREAD_MULTIPLE, reason="needs the background thread"
-)
 
 
 @with_thread

@@ -390,6 +390,9 @@ def test_ranks_that_register_different_gradients_are_told_which() -> None:
         mpicoll.GradientReducer(WORLD, {"a": np.zeros(2, "f")}, bucket_bytes=1000 + RANK // (SIZE - 1))
     with pytest.raises(mpicoll.MismatchError, match=f"options differ .*True.* on rank {SIZE - 1}"):
         mpicoll.GradientReducer(WORLD, {"a": np.zeros(2, "f")}, average=True if RANK == SIZE - 1 else 1)
+    if THREAD:
+        with pytest.raises(mpicoll.MismatchError, match=r"options differ .*'background', False.*True"):
+            mpicoll.GradientReducer(WORLD, {"a": np.zeros(2, "f")}, background=RANK == SIZE - 1)
 
 
 @pytest.mark.parametrize(
