@@ -197,7 +197,8 @@ class GradientReducer:
 
     def _begin_step(self) -> None:
         self._state.open = False
-        self._sources: dict[int, Any] = {}  # by parameter, in the order in which they became ready
+        self._complete: dict[int, None] = {}  # parameters, in the order in which they became ready
+        self._sources: dict[int, list[tuple[Any, slice | None]]] = {}  # by parameter: arrays, and rows of them
         self._parts: dict[int, Any] = {}  # by parameter, if only some rows are ready: whether each is
         self._lacking = [bucket.stop - bucket.start for bucket in self._layout.buckets]  # elements not ready
         self._flying: list[int] = []
@@ -234,7 +235,8 @@ class GradientReducer:
         """Say that a gradient is complete: in the registered array, or, without `views`, in `gradient`.
 
         `rows`: only these of the first axis, a slice. What is complete of a large gradient can leave while
-        the rest is computed, and less of the last one is left when nothing more is computed.
+        the rest is computed, and less of the last one is left when nothing more is computed. Blocks of rows
+        may be given in different arrays of the gradient's shape; each gets the average of its own.
 
         Until `wait`, the array (or its rows) belongs to the reducer with `views`; without, it may be used.
         Raises `ArgumentError` for an unknown name, another shape or type, or what was ready before.
@@ -250,7 +252,7 @@ class GradientReducer:
             if index is None:
                 known = listed(list(self._number))
                 raise ArgumentError(f"no gradient {name!r} is registered; there are {known}")
-            if index in self._sources:
+            if index in self._complete:
                 raise ArgumentError(f"gradient {name!r} became ready twice in a step; was wait() forgotten?")
             self._take(index, self.gradients[name] if gradient is None else gradient, rows)
         if not self._background:
@@ -270,6 +272,7 @@ class GradientReducer:
                     f"not {gradient.shape} {gradient.dtype.str}"
                 )
         low, high = note_rows(self._parts, index, parameter, rows)
+        self._sources.setdefault(index, []).append((gradient, rows))
         if gradient is not slot:
             target, source = (slot, gradient) if rows is None else (slot[rows], gradient[rows])
             if self._scales_first(parameter):
@@ -280,7 +283,7 @@ class GradientReducer:
             self._state.open, self.flights = True, []
         if index not in self._parts or self._parts[index].all():
             self._outdated.pop(index, None)
-            self._sources[index] = gradient
+            self._complete[index] = None
         if self._array_module is not np:
             if index in self._ready_on:  # other rows, perhaps on another stream
                 device.follow(self._ready_on[index])
@@ -380,7 +383,7 @@ class GradientReducer:
         return Flight(number, nbytes, self._launched[number], *times, waited, arrived)
 
     def _settle_unused(self) -> None:
-        missing = [n for n in range(len(self._parameters)) if n not in self._sources]
+        missing = [n for n in range(len(self._parameters)) if n not in self._complete]
         if in_part := [n for n in missing if n in self._parts]:
             names = listed([self._parameters[n].name for n in in_part])
             raise ArgumentError(f"some rows were not ready on rank {self._comm.rank} of gradients {names}")
@@ -396,16 +399,20 @@ class GradientReducer:
             self._take(index, self.gradients[name])
 
     def _give_back(self, index: int) -> None:
-        """Divide, and put the result where the gradient came from."""
-        slot, source, parameter = self._slots[index], self._sources[index], self._parameters[index]
-        if self._average and self._comm.size > 1 and not self._scales_first(parameter):
-            self._array_module.divide(slot, self._comm.size, out=source)
-        elif source is not slot:
-            self._array_module.copyto(source, slot)
+        """Divide, and put the result where the gradient, or each block of its rows, came from."""
+        parameter = self._parameters[index]
+        for source, rows in self._sources[index]:
+            result, target = self._slots[index], source
+            if rows is not None:
+                result, target = result[rows], target[rows]
+            if self._average and self._comm.size > 1 and not self._scales_first(parameter):
+                self._array_module.divide(result, self._comm.size, out=target)
+            elif source is not self._slots[index]:
+                self._array_module.copyto(target, result)
 
     def _rebuild(self) -> None:
         """After the first step: fill buckets in the order of readiness, as rank 0 saw it. Collective."""
-        order = np.array(list(self._sources), np.int64)
+        order = np.array(list(self._complete), np.int64)
         self._comm.Bcast(order, root=0)
         self._rebuilt = True
         if tuple(order) != self._layout.order:

@@ -126,6 +126,24 @@ def test_rows_leave_while_the_rest_is_computed(way: str, views: bool) -> None:
                 same_everywhere(reducer.gradients[name])
 
 
+@pytest.mark.parametrize("wire", [None, "float16"])
+def test_rows_from_different_arrays_go_back_to_where_they_came_from(wire: str | None) -> None:
+    """And leave the other rows of those arrays alone."""
+    rows = [slice(15), slice(15, 20), slice(20, None)]
+    with make("test", bucket_bytes=1 << 20, wire_dtype=wire) as reducer:
+        for name in list(SHAPES)[1:]:
+            reducer.ready(name)
+        given = [np.full(SHAPES["w1"], 77, "f") for _ in rows]
+        for array, some in zip(given, rows, strict=True):
+            array[some] = RANK * SIZE
+            reducer.ready("w1", array, rows=some)
+        reducer.wait()
+    for array, some in zip(given, rows, strict=True):
+        expected = np.full(SHAPES["w1"], 77, "f")
+        expected[some] = SIZE * (SIZE - 1) // 2
+        np.testing.assert_array_equal(array, expected)
+
+
 def test_results_arrive_one_by_one() -> None:
     with make("test") as reducer:
         for name in SHAPES:
