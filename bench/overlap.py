@@ -114,9 +114,11 @@ def _measure(
     place = make_place(args.buffer)
     options = {"algorithm": args.algorithm, "background": args.progress == "thread"}
     with world.together():  # what the algorithm cannot do is refused here, on all ranks
-        _check_memory(world, args, buckets[0])
         batch = args.batch or record.batch
-        batch = batch or _balanced_batch(world, args, place, buckets[1], options, stop)
+        _check_memory(world, args, buckets[0], batch or _TRIAL_BATCH)
+        if not batch:
+            batch = _balanced_batch(world, args, place, buckets[1], options, stop)
+            _check_memory(world, args, buckets[0], batch)
         shape = Shape(args.layers, args.width, batch)
         bench = Bench(world, shape, place, buckets, options, args.seed, stop)
     bench.measure(
@@ -147,18 +149,18 @@ def _check(args: argparse.Namespace, *sizes: int) -> None:
         raise ArgumentError("--buffer cupy: a thread knows no streams; leave --progress and --policy out")
 
 
-def _check_memory(world: World, args: argparse.Namespace, sizes: list[int]) -> None:
+def _check_memory(world: World, args: argparse.Namespace, sizes: list[int], batch: int) -> None:
     """Raise `ArgumentError` where the networks of all modes cannot fit: the kernel would kill a rank."""
-    shape = Shape(args.layers, args.width, args.batch or _TRIAL_BATCH)
+    shape = Shape(args.layers, args.width, batch)
     networks = 3 + 3 * len(sizes)
     rows = shape.batch * shape.width * np.dtype(shape.dtype).itemsize
     each = 3 * shape.nbytes + (shape.layers + 4) * rows  # parameters, gradients, buckets; layers
     limit, where = _room(world, args.buffer)
     if limit is not None and networks * each > limit:
         raise ArgumentError(
-            f"{networks} networks of {shape.layers} layers of {shape.width} need "
+            f"{networks} networks of {shape.layers} layers of {shape.width} and {batch} rows need "
             f"{networks * each / 2**30:.1f} GiB a rank, and {where} has {limit / 2**30:.1f} for each; "
-            "take a smaller --width, fewer --layers or fewer --buckets"
+            "take a smaller --width, --batch or --compute-ratio, fewer --layers or fewer --buckets"
         )
 
 

@@ -166,8 +166,8 @@ class Bench:
         On a device, when its kernels are done.
         """
         for span in step.kernels or step.spans:
-            kind, _, layer = span.name.partition(" ")
-            for name in (f"w{layer}", f"b{layer}") if kind == "ready" else [""] * (kind == "wait"):
+            kind, _, name = span.name.partition(" ")
+            if kind in ("ready", "wait"):
                 self._ready_at.setdefault(name, []).append(span.begin - step.begin)
 
     def nearest(self, key: str, seconds: float) -> Step:

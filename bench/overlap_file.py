@@ -68,7 +68,8 @@ def parse(content: bytes, modes: int, where: object) -> tuple[list[Row], int]:
             raise StoreError(f"{where} lacks steps of some modes; leave it out, or measure again")
         begun.append(row)
         if len(begun) == modes:
-            rows, begun, length = rows + begun, [], position
+            rows += begun
+            begun, length = [], position
     return rows, length
 
 

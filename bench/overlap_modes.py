@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 from mpicoll.bench.places import Span
@@ -57,6 +58,11 @@ class Mode:
         """Of its buckets."""
         return []
 
+    @property
+    def algorithms(self) -> list[str]:
+        """Of its all-reduces, as they were really chosen."""
+        return sorted({plan.algorithm for plan in self.plans})
+
     def step(self) -> None:
         """Compute only."""
         self.network.step(self.gradients, _nothing)
@@ -72,6 +78,18 @@ class PerTensor(Mode):
         super().__init__(PER_TENSOR, network)
         self._comm, self._options = comm, options
         self.buckets = tuple((array.nbytes, name) for name, array in self.gradients.items())
+
+    @cached_property
+    def algorithms(self) -> list[str]:
+        """What a blocking call takes for such gradients."""
+        from mpi4py import MPI
+
+        from mpicoll.calls import allreduce
+
+        choice = self._comm._planner.choice
+        calls = [allreduce(self._comm, MPI.IN_PLACE, one, MPI.SUM) for one in self.gradients.values()]
+        found = [choice.of(call, background=False, **self._options) for call in calls]
+        return sorted({one.algorithm.name for one in found})
 
     def step(self) -> None:
         """Compute, and communicate in between."""

@@ -39,6 +39,9 @@ class Outcome:
         self.buckets: dict[Key, Sequence[Any]] = {
             (one["mode"], one["bucket_bytes"]): one["filled"] for one in told["buckets"]
         }
+        self.algorithms: dict[Key, Sequence[str]] = {  # older runs do not say
+            (one["mode"], one["bucket_bytes"]): one.get("algorithms", ()) for one in told["buckets"]
+        }
         self.resampled = overlap_stats.Resampled(self.times)
         self.verdicts = overlap_stats.verdicts(self.times)
         self.best = self.resampled.recommended()
@@ -56,6 +59,15 @@ class Outcome:
     def compute(self) -> Estimate:
         """Seconds of a step that only computes."""
         return self.resampled.median((COMPUTE, None))
+
+    def took(self) -> str:
+        """Which algorithms the all-reduces of each mode took, in words; "" where that is not known."""
+        modes: dict[str, list[str]] = {}
+        for mode in dict.fromkeys(mode for mode, _ in self.algorithms):
+            names = sorted({name for key, some in self.algorithms.items() if key[0] == mode for name in some})
+            if names:
+                modes.setdefault(" and ".join(names), []).append(mode)
+        return "; ".join(f"{names} ({', '.join(some)})" for names, some in modes.items())
 
     def alone(self, size: int) -> Estimate:
         """Seconds of communicating alone in buckets of `size`."""

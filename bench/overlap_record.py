@@ -15,7 +15,7 @@ import numpy as np
 
 from mpicoll import device
 from mpicoll.bench import overlap_text, timeline
-from mpicoll.bench.hazards import find_hazards
+from mpicoll.bench.hazards import as_bound, find_hazards
 from mpicoll.bench.info import calibration_facts, describe
 from mpicoll.bench.overlap_file import Row, RowFile
 from mpicoll.bench.overlap_modes import BLOCKING, OVERLAPPED, PER_TENSOR
@@ -25,6 +25,7 @@ from mpicoll.bench.sizes import format_bytes
 from mpicoll.bench.store import Store, StoreError, explained, require_same
 from mpicoll.bench.training import HELD_BLAS, Shape
 from mpicoll.bench.world import Refused, World
+from mpicoll.locality import parse_cpus
 
 _NO_SETTINGS = ("func", "output", "resume")  # flags that change nothing of what is measured
 
@@ -92,6 +93,7 @@ class Record:
             "native_engine": self.native[0],
             **{key: facts[key] for key in ("ranks", "nodes", "ppn")},
             "placement": world.topology.placement,
+            "cpus_of_ranks": [len(parse_cpus(cpus)) for cpus in world.cpus],  # one each: bound to it
             "calibration": facts["calibration"] and facts["calibration"]["digest"],
             "spec": {key: str(value) for key, value in vars(self.args).items() if key not in _NO_SETTINGS},
         }
@@ -136,6 +138,7 @@ class Record:
                     "mode": mode.name,
                     "bucket_bytes": mode.bucket_bytes,
                     "filled": list(map(list, mode.buckets)),
+                    "algorithms": mode.algorithms,
                 }
                 for mode in bench.modes
             ],
@@ -150,8 +153,9 @@ class Record:
                 self.file.append(complete)
 
     def outcome(self) -> Outcome | None:
-        """What all rows say (rank 0)."""
-        return Outcome(self.rows, self._told) if self.world.first else None
+        """What all rows say (rank 0); None if they are of warm-ups only, as after a wrong result in one."""
+        timed = any(not row["warmup"] for row in self.rows)
+        return Outcome(self.rows, self._told) if self.world.first and timed else None
 
     def finish(self, bench: Any) -> None:
         """Write traces, where something was measured, and say what came of it. Collective."""
@@ -163,7 +167,7 @@ class Record:
                 keys = [(OVERLAPPED, outcome.best[0]), (BLOCKING, bench.middle), (PER_TENSOR, None)]
                 shown = [(mode, size, float(np.median(outcome.times[mode, size]))) for mode, size in keys]
             with world.together(status=1), explained(output):
-                self._write_traces(bench, world.control.bcast(shown, root=0))
+                self._write_traces(bench, world.control.bcast(shown, root=0) or ())
         if outcome is not None:
             print("\n".join(overlap_text.as_text(outcome, world.node_count)))
             if output is not None:
@@ -180,7 +184,8 @@ class Record:
     def again(self) -> str:
         """The command that continues this run."""
         more = "" if self.args.resume else " --resume"
-        return f"mpirun -n {self.world.size} {shlex.join(['mpicoll', *sys.argv[1:]])}{more}"
+        mpirun = f"mpirun -n {self.world.size}{as_bound(self.world)}"
+        return f"{mpirun} {shlex.join(['mpicoll', *sys.argv[1:]])}{more}"
 
     def _write_traces(self, bench: Any, shown: Sequence[tuple[str, int | None, float]]) -> None:
         """One trace per rank: of each mode the step whose time is nearest to the median."""

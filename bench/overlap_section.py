@@ -50,6 +50,9 @@ class Run(Outcome):
         if told is None:
             raise StoreError(f"{directory} holds no finished step of `mpicoll overlap`; leave it out")
         rows, self.torn = overlap_file.read(directory, len(told["buckets"]))
+        wrong = next((row["reason"] for row in rows if row["status"] == "wrong"), None)
+        if wrong is not None and all(row["warmup"] for row in rows):
+            raise StoreError(f"{directory}: WRONG RESULTS in a warm-up step: {wrong}; leave it out")
         if all(row["warmup"] for row in rows):
             raise StoreError(f"{directory} holds no finished step of `mpicoll overlap`; leave it out")
         super().__init__(rows, told)
@@ -116,6 +119,7 @@ def words(run: Run) -> list[str]:
         f"blocking all-reduce per tensor ({plain.step.text(1e3)} ms).",
         advice,
         *why,
+        *([f"All-reduces: {took}."] if (took := run.took()) else []),
         *_against_bound(run),
         *_too_small(run),
     ]

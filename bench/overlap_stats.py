@@ -130,9 +130,11 @@ def fit_line(times: Times, buckets: Mapping[Key, Sequence[tuple[int, str]]]) -> 
     if len({row[0] for row in rows}) < 2:
         return None
     measured = np.array([np.median(times[key]) for key in keys])
-    alpha, beta = np.linalg.lstsq(rows / measured[:, None], np.ones(len(keys)), rcond=None)[0]
-    if alpha < 0:
-        alpha, beta = 0.0, float(np.mean(measured / rows[:, 1]))
+    weighted = rows / measured[:, None]
+    alpha, beta = np.linalg.lstsq(weighted, np.ones(len(keys)), rcond=None)[0]
+    if min(alpha, beta) < 0:  # then the other one alone
+        only = weighted.sum(axis=0) / (weighted**2).sum(axis=0)
+        alpha, beta = (0.0, only[1]) if alpha < 0 else (only[0], 0.0)
     error = float(np.max(np.abs(rows @ (alpha, beta) / measured - 1)))
     return Line(float(alpha), float(beta), error)
 

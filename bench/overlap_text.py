@@ -28,6 +28,8 @@ def as_text(run: Outcome, nodes: int) -> list[str]:
         "",
         *run.advice(),
     ]
+    if took := run.took():
+        lines.append(f"all-reduces: {took}")
     if run.line is not None:
         lines.append(
             f"model: a bucket takes {format_seconds(run.line.alpha)} + "

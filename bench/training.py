@@ -170,12 +170,14 @@ class Network:
         below = self._outputs[layer - 1] if layer else self.inputs
         delta, weights = self._deltas[0], gradients[f"w{layer}"]
         self._xp.sum(delta, axis=0, out=gradients[f"b{layer}"])
+        marks.append(self.place.mark(f"backward {layer}"))
         ready(f"b{layer}")
+        marks.append(self.place.mark(f"ready b{layer}"))
         for number, rows in enumerate(self.blocks):
             self._xp.matmul(below.T[rows], delta, out=weights[rows])
             marks.append(self.place.mark(f"backward {layer}"))
             ready(f"w{layer}", rows=rows)
-            marks.append(self.place.mark(f"ready {self._block(layer, number)}"))
+            marks.append(self.place.mark(f"ready w{self._block(layer, number)}"))
 
     def filled(self, name: str, stop: int) -> str:
         """What is ready when the first `stop` elements of a gradient are.

@@ -198,7 +198,9 @@ class GradientReducer:
     def _begin_step(self) -> None:
         self._state.open = False
         self._complete: dict[int, None] = {}  # parameters, in the order in which they became ready
-        self._sources: dict[int, list[tuple[Any, slice | None]]] = {}  # by parameter: arrays, and rows of them
+        self._sources: dict[
+            int, list[tuple[Any, slice | None]]
+        ] = {}  # by parameter: arrays, and rows of them
         self._parts: dict[int, Any] = {}  # by parameter, if only some rows are ready: whether each is
         self._lacking = [bucket.stop - bucket.start for bucket in self._layout.buckets]  # elements not ready
         self._flying: list[int] = []

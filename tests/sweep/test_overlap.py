@@ -71,7 +71,15 @@ def test_what_is_recorded_and_said(measured: tuple[Path, str]) -> None:
             if event["ph"] == "X":
                 assert (event["pid"], event["tid"]) in named
                 assert min(event["ts"], event["dur"]) >= 0
-    for word in ("per tensor", "overlapped", "hidden", "model: a bucket takes", "+ CPU: moving the messages"):
+    for one in run["overlap"]["buckets"]:  # as they were chosen, whatever was asked for
+        assert one["algorithms"] == ["recursive_doubling"] * (one["mode"] != "compute only")
+    for word in (
+        "all-reduces: recursive_doubling (per tensor, ",
+        "overlapped",
+        "hidden",
+        "model: a bucket takes",
+        "+ CPU: moving the messages",
+    ):
         assert word in said
     assert re.search("(recommended bucket size: |no bucket size is recommended: .*\nwhy: )", said)
 
@@ -172,7 +180,7 @@ def test_at_mpi_thread_serialized() -> None:
         (
             ["--width", "100000"],
             {},
-            "18 networks of 8 layers of 100000 need .* GiB a rank, and the machine has",
+            "18 networks of 8 layers of 100000 and 64 rows need .* GiB a rank, and the machine has",
         ),
         (["--buffer", "cupy"], {"FAKE_CUPY_DEVICES": "0"}, "--buffer cupy: this rank has no device"),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator
+from contextlib import nullcontext
 from itertools import chain, pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,12 +15,13 @@ import numpy as np
 import pytest
 
 from devices import fake_device
-from mpicoll.bench import overlap, timeline
+from mpicoll.bench import overlap, overlap_record, timeline
 from mpicoll.bench import overlap_stats as stats
-from mpicoll.bench.overlap_bench import Step
+from mpicoll.bench.overlap_bench import Bench, Step
 from mpicoll.bench.overlap_file import FILE, RowFile, read
 from mpicoll.bench.overlap_modes import ASLEEP, BLOCKING, COMMUNICATE, COMPUTE, OVERLAPPED, PER_TENSOR
 from mpicoll.bench.overlap_outcome import Outcome
+from mpicoll.bench.overlap_record import Record
 from mpicoll.bench.places import Gpu, Span
 from mpicoll.bench.store import StoreError
 from mpicoll.bench.training import RATE, Network, Shape, draw_data, draw_parameters, names
@@ -91,6 +93,18 @@ def test_announces_every_gradient_from_the_last_layer_to_the_first() -> None:
     assert all(one.end == other.begin for one, other in pairwise(spans))
 
 
+def test_each_gradient_is_noted_when_it_is_there() -> None:
+    """A bias is, before its layer's first block of weights: buckets that end with one leave then."""
+    one, bench = network(), object.__new__(Bench)
+    bench._ready_at = {}
+    gradients_of(one)
+    bench._note_readiness(Step(one.spans[0].begin, 1.0, one.spans, [], []))
+    layers = [[f"b{n}", f"w{n}.0", f"w{n}.1", f"w{n}"] for n in (2, 1, 0)]
+    assert list(bench._ready_at) == [*chain(*layers), ""]
+    times = [time for (time,) in bench._ready_at.values()]
+    assert all(one < other for one, other in pairwise(times))
+
+
 def test_loss_falls() -> None:
     one = network(Shape(4, 32, 64))
     losses = []
@@ -151,6 +165,21 @@ def test_model_is_found_again_and_predicts() -> None:
     assert (line.alpha, line.beta) == pytest.approx((0.002, 0.0001))
     assert line.error < 1e-9
     assert stats.fit_line(dict([next(iter(times.items()))]), buckets) is None
+    # Neither is below 0: of one alone, the least squares of relative errors.
+    for factors, zero in (((1.0, 1.04, 1.05), "alpha"), ((1.0, 0.1, 0.02), "beta")):
+        odd = {key: np.full(5, factor) for key, factor in zip(buckets, factors, strict=True)}
+        bent = stats.fit_line(odd, buckets)
+        assert bent is not None
+        assert getattr(bent, zero) == 0
+
+        def error(alpha: float, beta: float, odd: Any = odd) -> float:
+            return sum(
+                (sum(alpha + beta * n for n, _ in filled) / odd[key][0] - 1) ** 2
+                for key, filled in buckets.items()
+            )
+
+        for scale in (0.99, 1.01):
+            assert error(bent.alpha, bent.beta) < error(scale * bent.alpha, scale * bent.beta)
     # Two buckets of 0.012 s: the second waits for the first; then the update, 0.1 s.
     filled, ready = [(100, "b"), (100, "a")], {"b": 0.5, "a": 0.505, "": 0.51}
     assert stats.predict(filled, ready, 0.61, line) == pytest.approx(0.524 + 0.1)
@@ -301,6 +330,57 @@ def test_what_a_kill_left_of_the_rows_is_found_again(tmp_path: Path) -> None:
         (tmp_path / FILE).write_bytes(broken)
         with pytest.raises(StoreError, match=words):
             read(tmp_path, len(STEP))
+
+
+def test_algorithms_that_auto_really_took_are_said_by_mode() -> None:
+    told = told_of(STEP, READY)
+    assert Outcome(rows_of(STEP), told).took() == ""  # of older runs
+    for one in told["buckets"]:
+        names = {PER_TENSOR: ["recursive_doubling", "ring"], BLOCKING: ["ring"], COMPUTE: []}
+        one["algorithms"] = names.get(one["mode"], ["recursive_doubling"])
+    run = Outcome(rows_of(STEP), told)
+    said = (
+        "recursive_doubling and ring (per tensor); ring (bucketed); "
+        "recursive_doubling (overlapped, communication only, communication asleep)"
+    )
+    assert run.took() == said
+
+
+def test_a_wrong_result_in_a_warm_up_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    """Then there is no step to evaluate."""
+    record = object.__new__(Record)
+    record.world = SimpleNamespace(first=True, size=2, control=SimpleNamespace(bcast=lambda x, root: x))
+    record.args, record._told = argparse.Namespace(output=None, resume=False), told_of(STEP, READY)
+    record.rows = [{**row, "warmup": True, "status": "wrong", "reason": "why"} for row in rows_of(STEP)]
+    record.finish(object())
+    assert record.wrong() == "why"
+    assert capsys.readouterr().err == "WRONG: why\n"
+
+
+def test_a_run_goes_on_with_its_ranks_bound_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    record = object.__new__(Record)
+    record.world, record.args = SimpleNamespace(size=2), argparse.Namespace(resume=False)
+    monkeypatch.setattr(overlap_record, "as_bound", lambda world: " --bind-to core")
+    monkeypatch.setattr("sys.argv", ["mpicoll", "overlap", "-o", "r"])
+    assert record.again() == "mpirun -n 2 --bind-to core mpicoll overlap -o r --resume"
+
+
+@pytest.mark.parametrize("recorded", [None, 1 << 24])
+def test_memory_is_checked_for_the_batch_that_is_chosen(
+    recorded: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not only for that of the trial."""
+    monkeypatch.setattr(overlap, "_balanced_batch", lambda *args: 1 << 24)
+    monkeypatch.setattr(overlap, "Bench", None)
+    world = SimpleNamespace(
+        together=nullcontext, machine={"memory_bytes": 1 << 30}, topology=SimpleNamespace(machines=[[0]])
+    )
+    record = SimpleNamespace(done=0, batch=recorded)
+    args = argparse.Namespace(
+        iterations=1, layers=2, width=8, batch=None, buffer="numpy", algorithm="auto", progress="thread"
+    )
+    with pytest.raises(ArgumentError, match="6 networks of 2 layers of 8 and 16777216 rows need"):
+        overlap._measure(world, args, ([4096], 4096), record, None)
 
 
 @pytest.mark.parametrize(
