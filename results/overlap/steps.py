@@ -4,7 +4,7 @@
 
 Resident memory, threads, open file descriptors, requests and plans that were started and are not over, and
 plans that exist. Four reducers take turns: with copies, with views, with a background thread and without; in
-each 50th step one is freed and made anew.
+each 50th step one of them, in turn, is freed and made anew.
 """
 
 import gc
@@ -57,8 +57,9 @@ def main() -> None:
     for number in range(steps + 1):
         way = number % len(reducers)
         if number % 50 == 49:
-            reducers[way].free()
-            reducers[way] = make(way)
+            old = number // 50 % len(reducers)
+            reducers[old].free()
+            reducers[old] = make(old)
         step(reducers[way], float(number))
         if number % 500 == 0:
             everyone = comm.gather(facts())
