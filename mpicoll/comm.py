@@ -7,7 +7,8 @@ keywords besides:
 - ``algorithm``: a name from ``mpicoll list``, or "auto" (`select`);
 - ``engine``: "native" or "python"; ``channels``, ``depth``: see `plan`;
 - ``staging``, for buffers in device memory: whether messages pass through the host, see `staging`;
-- ``background`` (persistent and nonblocking): complete it in a thread while Python computes;
+- ``background`` (persistent and nonblocking): complete it in a thread while Python computes. Left open, it is
+  so for nonblocking calls of the native engine if all ranks have MPI_THREAD_MULTIPLE;
 - ``stages`` (for plans): note when a composition goes over from one of its parts to the next, for
   `Plan.stage_seconds`;
 - parameters of the algorithm, such as ``segments=8``.
