@@ -4,7 +4,7 @@
 
 Resident memory, threads, open file descriptors, requests and plans that were started and are not over, and
 plans that exist. Four reducers take turns: with copies, with views, with a background thread and without; in
-each 50th step one of them, in turn, is freed and made anew.
+every 50 steps one of them, in turn, is freed and made anew.
 """
 
 import gc
@@ -56,7 +56,7 @@ def main() -> None:
     reducers = [make(way) for way in range(len(WAYS))]
     for number in range(steps + 1):
         way = number % len(reducers)
-        if number % 50 == 49:
+        if number % 50 == 9:
             old = number // 50 % len(reducers)
             reducers[old].free()
             reducers[old] = make(old)
