@@ -14,6 +14,8 @@ import json
 import statistics
 import tempfile
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -177,31 +179,51 @@ def _write(rows: list[Row], output: Path, name: str, host: str, cpu: str, facts:
 def _merge(folders: list[Path], output: Path) -> int:
     """The medians of several launches, which may differ by half where ranks or their memory lie otherwise.
 
-    Raises `ArgumentError` if they are not of one library, link, host and engine, or measured other things.
+    Raises `ArgumentError` if they are not of one library, link, host, CPU and engine, or measured other
+    things, and for a file that is missing or not as `mpicoll calibrate` writes it.
     """
     machines = [Machine.read(folder) for folder in folders]
     if len({(one.name, one.host, one.cpu) for one in machines}) > 1:
-        raise ArgumentError("--merge: " + "; ".join(f"{one.name} on {one.host}" for one in machines))
+        told = "; ".join(f"{one.name} on {one.host} with {one.cpu or 'no CPU named'}" for one in machines)
+        raise ArgumentError(f"--merge: {told}")
     launches = [_rows_of(folder / "calibration.csv") for folder in folders]
+    facts = _facts_of(folders[0] / "calibration.json")
     kinds = [[(_which(row), row["bytes"]) for row in rows] for rows in launches]
     if any(kind != kinds[0] for kind in kinds):
         raise ArgumentError("--merge: these calibrations measured different sizes, types or operations")
     output.mkdir(parents=True, exist_ok=True)
     rows = [middle(points) for points in zip(*launches, strict=True)]
     first = machines[0]
-    facts = json.loads((folders[0] / "calibration.json").read_text(encoding="utf-8"))
     _write(rows, output, first.name, first.host, first.cpu, {**facts, "launches": len(folders)})
     return 0
 
 
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """What is wrong with a file of a calibration that is read is an `ArgumentError` that names it."""
+    try:
+        yield
+    except OSError as error:
+        raise ArgumentError(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, TypeError, KeyError) as error:
+        problem = f"there is no {error}" if isinstance(error, KeyError) else error
+        raise ArgumentError(f"{path} is not as `mpicoll calibrate` writes it: {problem}") from None
+
+
+def _facts_of(path: Path) -> Row:
+    with _named(path):
+        facts: Row = {**json.loads(path.read_text(encoding="utf-8"))}
+    return facts
+
+
 def _rows_of(path: Path) -> list[Row]:
-    numbers = {"bytes": int, "round": float, "call": float, "samples": int}
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    return [
-        {key: numbers.get(key, str)(text) for key, text in row.items() if key not in ("model", "residual")}
-        for row in rows
-    ]
+    kinds: dict[str, Callable[[str], Any]] = {
+        "pattern": str, "dtype": str, "op": str, "bytes": int, "round": float, "call": float, "engine": str,
+        "samples": int,
+    }  # fmt: skip
+    with _named(path), path.open(newline="", encoding="utf-8") as file:
+        rows = [{key: kind(row[key]) for key, kind in kinds.items()} for row in csv.DictReader(file)]
+    return rows
 
 
 def describe(machine: Machine) -> str:

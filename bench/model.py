@@ -7,6 +7,7 @@ import csv
 import io
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -99,13 +100,21 @@ def _sizes(args: argparse.Namespace) -> list[int]:
     return [args.nodes * args.ppn] if args.nodes else parse_ranks(args.ranks or "64")
 
 
+def _topology(args: argparse.Namespace) -> str:
+    topology = str(args.topology or ("levels" if args.nic else "flat"))
+    if args.nic and topology in ("flat", "ring", "torus"):
+        raise ArgumentError(f"--nic is what the ranks of a node share: there are no nodes in {topology!r}")
+    return topology
+
+
 def _predict(entry: Algorithm, size: int, nbytes: int, machine: Machine, args: argparse.Namespace) -> Cost:
     params = {"nodes": tuple(rank // args.ppn for rank in range(size))} if entry.hierarchical else {}
-    topology = args.topology or ("levels" if args.nic else "flat")
+    topology = _topology(args)
     if topology == "flat":
         return cost(entry, size, nbytes, machine, params)
-    nic = parse_rate(args.nic) * machine.exchange.pieces[-1][2] if args.nic else 1.0
-    fabric = make_fabric(topology, size, args.ppn, nic, taper=args.taper, group=args.group)
+    fabric = make_fabric(topology, size, args.ppn, taper=args.taper, group=args.group)
+    if args.nic:
+        fabric = replace(fabric, rate=parse_rate(args.nic))
     return cost_on(fabric, entry, size, nbytes, machine, params)
 
 

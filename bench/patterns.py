@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -70,18 +71,17 @@ def _blocks(pattern: str) -> int:
 def _registered() -> Iterator[None]:
     """The patterns as algorithms, for measurement only."""
     names = []
-    for pattern in (*MESSAGES, "burst"):
-        for count in (1, FEW, MANY):
+    for pattern, count in (*product((*MESSAGES, "burst"), (FEW, MANY)), ("exchange", 1)):
 
-            def generate(rank: int, size: int, pattern: str = pattern, count: int = count) -> Schedule:
-                """A pattern of messages, again and again."""
-                return rounds(pattern, rank, count)
+        def generate(rank: int, size: int, pattern: str = pattern, count: int = count) -> Schedule:
+            """A pattern of messages, again and again."""
+            return rounds(pattern, rank, count)
 
-            def count_blocks(size: int, params: Params, pattern: str = pattern) -> int:
-                return _blocks(pattern)
+        def count_blocks(size: int, params: Params, pattern: str = pattern) -> int:
+            return _blocks(pattern)
 
-            names.append(f"calibration_{pattern}_{count}")
-            algorithm("allreduce", blocks=count_blocks, name=names[-1])(generate)
+        names.append(f"calibration_{pattern}_{count}")
+        algorithm("allreduce", blocks=count_blocks, name=names[-1])(generate)
     try:
         yield
     finally:

@@ -14,17 +14,22 @@ _BOTH_WAYS = ("allreduce", "reduce_scatter", "allgather", "alltoall")
 _TO_OR_FROM_ROOT = ("gather", "scatter")
 
 
-def least_latency(size: int, alpha: float, gap: float) -> float:
+def least_latency(size: int, alpha: float, gap: float, ports: float = 1.0) -> float:
     """No algorithm can let all ranks depend on all others in less.
 
-    In r rounds with up to k_i messages a rank hears of ∏(k_i + 1) others at most, so that Σ(k_i + 1) is at
-    least r·P^(1/r), by the inequality of the means.
+    In r rounds with up to k_i messages a rank hears of ∏(k_i + 1) − 1 others at most, so that Σ(k_i + 1) is
+    at least r·P^(1/r), by the inequality of the means. Of a round's messages as many as there are ports are
+    sent at once.
+
+    >>> least_latency(5, 1.0, 0.25), least_latency(5, 1.0, 0.25, ports=2.0), least_latency(5, 1.0, 0.25, 4.0)
+    (1.75, 1.25, 1.0)
     """
     if size == 1:
         return 0.0
     most = (size - 1).bit_length()
-    # Messages beyond the first of every round, for each number of rounds.
-    more = {r: max(0, ceil(r * pow(size, 1 / r) - 1e-9) - 2 * r) for r in range(1, most + 1)}
+    messages = {r: ceil(r * pow(size, 1 / r) - 1e-9) - r for r in range(1, most + 1)}
+    # What goes beyond the first messages of every round.
+    more = {r: max(0, ceil(count / ports - r - 1e-9)) for r, count in messages.items()}
     return min(r * alpha + gap * extra for r, extra in more.items())
 
 
@@ -46,13 +51,21 @@ def bound(collective: str, size: int, nbytes: float, machine: Machine = NOMINAL)
         return Cost(0.0, 0.0, 0.0)
     machine, own = of_call(collective, size, nbytes, machine)
     share = (size - 1) / size
-    whole = min(machine.one_way.least_latency, machine.exchange.least_latency)
+    # Whether ranks pass on what they have just written is the algorithm's affair: the cheaper counts.
+    relaying = machine.relaying
+    ways, swaps = (machine.one_way, relaying.one_way), (machine.exchange, relaying.exchange)
+    whole = min(curve.least_latency for curve in (*ways, *swaps))
+    most = max(1.0, (size - 1) / machine.ports)
     gamma = 0.0 if machine.overlap else machine.combine.least_per_byte(0.0)
     copy = 0.0 if machine.overlap else own * machine.copy.least_per_byte(0.0)
     bounds = []
-    # A message takes latency and so much per byte; or, as truly, less latency and more per byte.
+    # A round takes latency and so much per byte; or, as truly, less latency and more per byte.
     for alpha in (whole, whole / 2, 0.0):
-        out, both = (curve.least_per_byte(alpha) for curve in (machine.one_way, machine.exchange))
+        gap = min(machine.gap, alpha)
+        out, both = (
+            min(curve.least_per_byte(alpha, machine.gap - gap, most) for curve in some)
+            for some in (ways, swaps)
+        )
         one_way, two_ways = min(out, both), min(2 * out, both)
         beta = combined = 0.0
         if collective in _BOTH_WAYS:
@@ -64,7 +77,7 @@ def bound(collective: str, size: int, nbytes: float, machine: Machine = NOMINAL)
             beta = one_way
         elif collective == "reduce":
             beta, combined = one_way, reduce_terms(size, max(0.0, two_ways - one_way), gamma)
-        latency = least_latency(size, alpha, min(machine.gap, alpha))
+        latency = least_latency(size, alpha, gap, machine.ports)
         bounds.append(Cost(latency, nbytes * beta / machine.ports, nbytes * combined, machine.call, copy))
     return max(bounds, key=sum)
 

@@ -19,20 +19,22 @@ number. Everything is in seconds, bytes and seconds per byte; data is nccl-tests
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
 from math import ceil, isfinite
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from .algorithms.tuning import ALPHA_SECONDS, BETA_SECONDS_PER_BYTE
 from .curves import FREE, Curve, straight
 from .errors import ArgumentError
-from .loads import Load, Run, blocks_per_total
+from .loads import Load, Params, Step, blocks_per_total
 from .ownwork import copied, relays, touched
 from .registry import Algorithm, get
-from .steps import steps
+from .steps import refuse, steps
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +110,9 @@ class Machine:
             facts = json.loads(text)
             for key in ("one_way", "exchange", "combine"):
                 facts[key] = _curve(facts[key])
-            for key in ("copy", "one_way_relayed", "exchange_relayed"):
+            if "copy" in facts:
+                facts["copy"] = _curve(facts["copy"])
+            for key in ("one_way_relayed", "exchange_relayed"):  # None: no difference
                 if facts.get(key) is not None:
                     facts[key] = _curve(facts[key])
             facts["combines"] = tuple((str(key), _curve(told)) for key, told in facts.get("combines", ()))
@@ -190,24 +194,39 @@ def load_cost(load: Load, machine: Machine, block_bytes: float, channels: int = 
     return Cost(latency, bandwidth, reduction)
 
 
-def cost_of_steps(
-    timeline: Iterable[Run],
-    machine: Machine,
-    block_bytes: float,
-    channels: int = 1,
-    *,
-    relay: bool = False,
-    own_bytes: float = 0.0,
-) -> Cost:
-    """The terms of all steps together.
+class Call(NamedTuple):
+    """A call of an algorithm: what its time depends on besides the steps."""
 
-    `relay`: from the second step on ranks send what they have written; `own_bytes`: what one copies.
+    params: Params  # resolved
+    block: float  # bytes
+    machine: Machine  # as it finds it with its buffers
+    relay: bool  # whether from the second step on ranks send what they have written, and that differs
+    own: float  # bytes that the busiest rank copies
+
+
+def call_of(
+    entry: Algorithm, size: int, nbytes: float, machine: Machine, params: Mapping[str, Any] | None = None
+) -> Call:
+    """The call for `nbytes` in all. Raises `Unsupported` where the algorithm does not serve the case."""
+    resolved = entry.resolve(size, params, round(nbytes / entry.collective.parts_in_total(size)))
+    refuse(entry, size, resolved)
+    block = nbytes / blocks_per_total(entry, size, resolved)
+    differs = machine.one_way_relayed is not None or machine.exchange_relayed is not None
+    machine, own = of_call(entry.collective.name, size, nbytes, machine)
+    return Call(resolved, block, machine, differs and relays(entry, size, resolved), own)
+
+
+def summed(call: Call, timeline: Iterable[tuple[int, T]], cost_of: Callable[[T, Machine], Cost]) -> Cost:
+    """The terms of all steps of a call together, and of what it takes besides.
+
+    `cost_of` gives those of a step on the machine as that step finds it.
     """
     latency = bandwidth = reduction = 0.0
-    then = machine.relaying if relay else machine
-    own = machine.copy(own_bytes) if own_bytes else 0.0
+    machine = call.machine
+    then = machine.relaying if call.relay else machine
+    own = machine.copy(call.own) if call.own else 0.0
     for number, (count, step) in enumerate(first_apart(timeline)):
-        slowest = max((load_cost(one, machine, block_bytes, channels) for one in step), key=sum)
+        slowest = cost_of(step, machine)
         if machine.overlap and not number:  # the copy is made while the first messages are under way
             own = max(0.0, own - slowest.bandwidth)
         latency += count * slowest.latency
@@ -217,7 +236,12 @@ def cost_of_steps(
     return Cost(latency, bandwidth, reduction, machine.call, own)
 
 
-def first_apart(timeline: Iterable[Run]) -> Iterator[Run]:
+def slowest_of(loads: Iterable[Load], machine: Machine, block_bytes: float, channels: int = 1) -> Cost:
+    """What the busiest rank of a step needs for it."""
+    return max((load_cost(one, machine, block_bytes, channels) for one in loads), key=sum)
+
+
+def first_apart(timeline: Iterable[tuple[int, T]]) -> Iterator[tuple[int, T]]:
     """The runs of steps, the first step as one of its own."""
     for number, (count, step) in enumerate(timeline):
         if number == 0:
@@ -251,13 +275,12 @@ def cost(
     (0.63, 78.75, 'bandwidth')
     """
     entry = get(*algorithm.split("/", 1)) if isinstance(algorithm, str) else algorithm
-    resolved = entry.resolve(size, params, round(nbytes / entry.collective.parts_in_total(size)))
-    timeline = steps(entry, size, resolved)
-    block = nbytes / blocks_per_total(entry, size, resolved)
-    differs = machine.one_way_relayed is not None or machine.exchange_relayed is not None
-    machine, own = of_call(entry.collective.name, size, nbytes, machine)
-    relay = differs and relays(entry, size, resolved)
-    return cost_of_steps(timeline, machine, block, channels, relay=relay, own_bytes=own)
+    call = call_of(entry, size, nbytes, machine, params)
+
+    def busiest(step: Step, machine: Machine) -> Cost:
+        return slowest_of(step, machine, call.block, channels)
+
+    return summed(call, steps(entry, size, call.params), busiest)
 
 
 def best(

@@ -64,11 +64,23 @@ class Curve:
         """No message takes less."""
         return max(0.0, min(self(start) for start, *_ in self.pieces))
 
-    def least_per_byte(self, latency: float) -> float:
-        """However data is cut in messages, a byte takes no less, if each of them takes `latency`."""
-        corners = [start for start, *_ in self.pieces[1:]]
-        rates = [max(0.0, self(x) - latency) / x for x in corners]
-        return min([self.pieces[-1][2], *rates])
+    def least_per_byte(self, latency: float, further: float = 0.0, most: float = 1.0) -> float:
+        """However data is cut in messages, a byte takes no less, besides `latency` of every round.
+
+        A round has up to `most` messages: the first takes what the curve says, each other one `further`
+        seconds and its bytes.
+
+        >>> Curve(((0.0, 1.0, 2.0), (8.0, 9.0, 4.0))).least_per_byte(1.0)
+        2.0
+        """
+        rates = [self.pieces[-1][2]]
+        ends = [start for start, *_ in self.pieces[1:]]
+        for (start, seconds, slope), stop in zip(self.pieces, [*ends, 0.0], strict=True):
+            alone = seconds - latency
+            # Per message; it is the less per byte the larger it is, or if negative the more.
+            constant = min(alone, (alone + further * (most - 1)) / most)
+            rates += [max(0.0, constant / x + slope) for x in (start, stop) if x]
+        return min(rates)
 
 
 def straight(seconds: float, per_byte: float) -> Curve:

@@ -14,10 +14,10 @@ from itertools import groupby, islice
 from math import prod
 from typing import Any
 
-from .cost import Cost, Machine, load_cost, of_call
+from .cost import Cost, Machine, call_of, slowest_of, summed
 from .errors import ArgumentError, Unsupported
 from .laws import at_size, grown, linear, unbent
-from .loads import Load, blocks_per_total, load, play, runs, step_of
+from .loads import MOST_ROUNDS, Load, blocks_per_total, load, play, runs, step_of
 from .registry import Algorithm, get
 from .schedule import window_count
 from .shifts import Most, OfShifts, Shifts, between, by_shifts, on_torus
@@ -25,8 +25,7 @@ from .shifts import Most, OfShifts, Shifts, between, by_shifts, on_torus
 Link = Hashable
 #: Up to so many ranks, all are charged link by link; above, what consists of shifts is charged as such.
 FEW_RANKS = 64
-#: Rounds of all ranks together that a fabric is charged with one by one, and the links that they may pass.
-MOST_ROUNDS = 400_000
+#: Links that the messages of all ranks may pass where a fabric is charged with them one by one.
 MOST_PASSES = 4_000_000
 
 
@@ -34,7 +33,8 @@ MOST_PASSES = 4_000_000
 class Fabric:
     """``route(source, target)`` gives the links of a message, as (kind, which).
 
-    A link takes β per byte, divided by the `width` of its kind; a step over it takes `delay` seconds more.
+    A link carries `rate` bytes per second times the `width` of its kind, without a rate as many as a port in
+    messages of that size (1/β); a step over it takes `delay` seconds more.
     """
 
     name: str
@@ -43,6 +43,7 @@ class Fabric:
     delay: Mapping[str, float]
     unit: int = 0  # ranks after which it looks the same, if it does for any number of such units
     shifted: OfShifts | None = None  # links' loads where all ranks send equally far; see `shifts`
+    rate: float = 0.0
 
 
 def flat() -> Fabric:
@@ -228,21 +229,23 @@ def cost_on(
     machine: Machine,
     params: Mapping[str, Any] | None = None,
 ) -> Cost:
-    """The time on a fabric: a step takes as long as its busiest rank or its most loaded link."""
+    """The time on a fabric: a step takes as long as its busiest rank or its most loaded link.
+
+    All else is as for `cost`, which it is where no link is passed.
+    """
     entry = get(*algorithm.split("/", 1)) if isinstance(algorithm, str) else algorithm
-    resolved = entry.resolve(size, params, round(nbytes / entry.collective.parts_in_total(size)))
-    block = nbytes / blocks_per_total(entry, size, resolved)
-    machine, own = of_call(entry.collective.name, size, nbytes, machine)
-    latency = bandwidth = reduction = 0.0
-    for count, (loads, most) in charges(entry, size, fabric, resolved):
-        slowest = max((load_cost(one, machine, block) for one in loads), key=sum)
-        longest = max((one.largest for one in loads), default=0) * block
-        wire = machine.exchange.at(longest)[1]
-        links = [blocks * block * wire / fabric.width[kind] for kind, blocks in most.items()]
-        latency += count * (slowest.latency + sum(fabric.delay.get(kind, 0.0) for kind in most))
-        bandwidth += count * max([slowest.bandwidth, *links])
-        reduction += count * slowest.reduction
-    return Cost(latency, bandwidth, reduction, machine.call, machine.copy(own) if own else 0.0)
+    call = call_of(entry, size, nbytes, machine, params)
+
+    def charged(charge: Charge, machine: Machine) -> Cost:
+        loads, most = step_of(charge[0]), charge[1]
+        slowest = slowest_of(loads, machine, call.block)
+        longest = max(one.largest for one in loads) * call.block
+        wire = 1 / fabric.rate if fabric.rate else machine.exchange.at(longest)[1]
+        links = [blocks * call.block * wire / fabric.width[kind] for kind, blocks in most.items()]
+        latency = slowest.latency + sum(fabric.delay.get(kind, 0.0) for kind in most)
+        return Cost(latency, max([slowest.bandwidth, *links]), slowest.reduction)
+
+    return summed(call, charges(entry, size, fabric, call.params), charged)
 
 
 def hop_bytes(

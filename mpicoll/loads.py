@@ -11,7 +11,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import wraps
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from .errors import ScheduleError
 from .registry import Algorithm
@@ -20,6 +20,8 @@ from .schedule import Round, window_count
 MOST_KEPT = 4096
 #: Up to so many rounds of all ranks together, all schedules are run; above, a law must hold.
 FEW_ROUNDS = 10_000
+#: Where no law holds, all are run up to so many (some seconds).
+MOST_ROUNDS = 400_000
 
 
 class Load(NamedTuple):
@@ -36,15 +38,15 @@ Step = tuple[Load, ...]  # in increasing order; none is outdone by another
 Run = tuple[int, Step]  # so many equal steps, one after the other
 Params = Mapping[str, Any]
 Frozen = tuple[tuple[str, Any], ...]
-Maker = Callable[[Algorithm, int, Frozen], tuple[Run, ...]]
+T = TypeVar("T")
 
 
-def kept(make: Maker) -> Maker:
+def kept(make: Callable[[Algorithm, int, Frozen], T]) -> Callable[[Algorithm, int, Frozen], T]:
     """Remember results (an `Algorithm` cannot be hashed, as it holds mappings)."""
-    known: dict[Any, tuple[Run, ...]] = {}
+    known: dict[Any, T] = {}
 
     @wraps(make)
-    def look_up(algorithm: Algorithm, size: int, params: Frozen) -> tuple[Run, ...]:
+    def look_up(algorithm: Algorithm, size: int, params: Frozen) -> T:
         key = algorithm.collective.name, algorithm.name, algorithm.generate, size, params
         if key not in known:
             if len(known) >= MOST_KEPT:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 from .collectives import Collective, collective
-from .loads import MOST_KEPT, Frozen, Params, frozen
+from .loads import Frozen, Params, frozen, kept
 from .registry import Algorithm
 from .schedule import Round, blocks_of
 
@@ -70,19 +70,11 @@ def relays(algorithm: Algorithm, size: int, params: Params) -> bool:
     return True  # nearly all do
 
 
-_known: dict[object, bool] = {}
-
-
+@kept
 def _relays(algorithm: Algorithm, size: int, key: Frozen) -> bool:
-    which = algorithm.collective.name, algorithm.name, algorithm.generate, size, key
-    if which not in _known:
-        if len(_known) >= MOST_KEPT:
-            _known.clear()
-        params = dict(key)
-        blocks = algorithm.blocks(size, params)
-        rounds = (algorithm.schedule(rank, size, params) for rank in range(size))
-        _known[which] = any(_passes_on(own, blocks) for own in rounds)
-    return _known[which]
+    params = dict(key)
+    blocks = algorithm.blocks(size, params)
+    return any(_passes_on(algorithm.schedule(rank, size, params), blocks) for rank in range(size))
 
 
 def _passes_on(rounds: Iterable[Round], blocks: int) -> bool:

@@ -158,7 +158,8 @@ def _rates(machine: Machine, nbytes: int) -> _Rates:
 def cheapest(collective: str, size: int, nbytes: int, machine: Machine, nominal: str) -> str:
     """The algorithm of `RANKED` whose schedule costs least on a machine, with the channels it would get.
 
-    It is `nominal` unless another is clearly cheaper: the model does not know smaller differences.
+    It is `nominal` unless another is clearly cheaper: the model does not know smaller differences. Of what
+    has no model nothing is known to be cheaper.
     """
     total = nbytes * get(collective, RANKED[collective][0]).collective.parts_in_total(size)
     channels = default_channels(collective, nbytes, size)[0]
@@ -168,8 +169,10 @@ def cheapest(collective: str, size: int, nbytes: int, machine: Machine, nominal:
             seconds[name] = cost(f"{collective}/{name}", size, total, machine, channels=channels).seconds
         except Unsupported:  # its ranks follow no law, and are too many to run them all
             continue
+    if nominal not in seconds:
+        return nominal
     best = min(seconds, key=lambda name: seconds[name])
-    return nominal if seconds.get(nominal, float("inf")) < CLEARLY * seconds[best] else best
+    return nominal if seconds[nominal] < CLEARLY * seconds[best] else best
 
 
 def _allreduce(size: int, nbytes: int) -> str:

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from .errors import Unsupported
 from .laws import SMALL, by_law, linear
-from .loads import FEW_ROUNDS, Frozen, Params, Run, exact, frozen, has_rounds, kept
+from .loads import FEW_ROUNDS, MOST_ROUNDS, Frozen, Params, Run, exact, frozen, has_rounds, kept
 from .registry import Algorithm
 from .stagewise import by_stages
 
-#: Where no law holds, all schedules are run up to so many rounds of all ranks together (some seconds).
-MOST_ROUNDS = 400_000
 #: A pipeline of more segments is continued from shorter ones.
 FEW_SEGMENTS = 24
 
@@ -31,9 +29,14 @@ def steps(algorithm: Algorithm, size: int, params: Params | None = None) -> tupl
     [65535, 65535]
     """
     resolved = algorithm.resolve(size, params)
-    if reason := algorithm.refusal(size, resolved):
-        raise Unsupported(f"{algorithm} with P={size}: {reason}")
+    refuse(algorithm, size, resolved)
     return _steps(algorithm, size, frozen(resolved))
+
+
+def refuse(algorithm: Algorithm, size: int, params: Params) -> None:
+    """Raise `Unsupported` where the algorithm does not serve the case; parameters are resolved."""
+    if reason := algorithm.refusal(size, params):
+        raise Unsupported(f"{algorithm} with P={size}: {reason}")
 
 
 @kept

@@ -28,6 +28,10 @@ def whole(blocks: int) -> Windows:
     return (Window(0, blocks),)
 
 
+#: Windows that an embedding remembers: all of as many ranks as a model runs one by one (some 20,000).
+MOST_KNOWN = 1 << 15
+
+
 def embed(
     rounds: Iterable[Round],
     ranks: Sequence[int],
@@ -39,16 +43,18 @@ def embed(
 
     `ranks[i]` is the outer rank of the sub-group's rank i. Block b of the sub-schedule, which has
     `blocks` blocks, stands for the outer windows `place(b)`; without `place` blocks keep their names.
-    What windows stand for is kept in `known`, which several ranks may share.
+    What windows stand for is kept in `known`, which several ranks may share, up to `MOST_KNOWN` of them.
     """
     stands_for = {} if known is None else known
 
     def outer(windows: Windows) -> Windows:
         if place is None:
             return windows
-        if windows not in stands_for:
-            stands_for[windows] = merged(w for block in blocks_of(windows, blocks) for w in place(block))
-        return stands_for[windows]
+        if (found := stands_for.get(windows)) is None:
+            found = merged(w for block in blocks_of(windows, blocks) for w in place(block))
+            if len(stands_for) < MOST_KNOWN:
+                stands_for[windows] = found
+        return found
 
     for step in rounds:
         yield Round(

@@ -115,33 +115,36 @@ def halving(rank: int, factors: Sequence[int], far_first: bool = False) -> Sched
 
 
 @lru_cache(maxsize=64)
-def near_first_owners(factors: Sequence[int]) -> list[int]:
+def near_first_owners(factors: Sequence[int]) -> tuple[int, ...]:
     """For each block the rank that ends with it in near-first `halving`: its digits reversed.
 
     >>> near_first_owners((2, 2, 2)), near_first_owners((3, 2))
-    ([0, 4, 2, 6, 1, 5, 3, 7], [0, 3, 1, 4, 2, 5])
+    ((0, 4, 2, 6, 1, 5, 3, 7), (0, 3, 1, 4, 2, 5))
     """
     owners, stride = [0], prod(factors)
     for factor in reversed(factors):
         stride //= factor
         owners = [digit * stride + owner for digit in range(factor) for owner in owners]
-    return owners
+    return tuple(owners)
 
 
 @lru_cache(maxsize=64)
-def parts_of_proxies(size: int, base: int) -> list[Windows]:
+def parts_of_proxies(size: int, base: int) -> tuple[Windows, ...]:
     """For each virtual rank of a fold the parts that it stands for: its own and its extra's.
 
     >>> parts_of_proxies(3, 2)
-    [(Window(start=0, length=2),), (Window(start=2, length=1),)]
+    ((Window(start=0, length=2),), (Window(start=2, length=1),))
     """
     folds = size - base
-    return [(Window(2 * v, 2),) if v < folds else (Window(v + folds),) for v in range(base)]
+    return tuple((Window(2 * v, 2),) if v < folds else (Window(v + folds),) for v in range(base))
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=2)
 def windows_of_proxies(size: int, near: bool) -> dict[Windows, Windows]:
-    """A memory of what windows of virtual blocks stand for, shared by all ranks of such a fold."""
+    """A memory of what windows of virtual blocks stand for, shared by all ranks of such a fold.
+
+    Written by `embed`, which bounds it, and kept for the last number of ranks, far and near.
+    """
     return {}
 
 

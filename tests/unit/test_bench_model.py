@@ -22,7 +22,7 @@ from mpicoll.bench.cli import main
 from mpicoll.bench.export import goal, msccl
 from mpicoll.bench.fit import fit_curve
 from mpicoll.cost import Machine, cost, uniform
-from mpicoll.curves import straight
+from mpicoll.curves import Curve, straight
 from mpicoll.errors import ArgumentError, Unsupported
 from mpicoll.registry import algorithms, get
 from mpicoll.traffic import peer_bytes, traffic
@@ -40,7 +40,8 @@ def test_model_says_what_dominates_and_writes_csv(tmp_path: Path, capsys: pytest
 @pytest.mark.parametrize(
     "flags",
     [["--alpha", "5 apples"], ["--beta", "25"], ["--nodes", "2", "--ranks", "4"],
-     ["--machine", "nowhere.json"], ["--topology", "torus", "--ranks", "0"], ["--ports", "0"]],
+     ["--machine", "nowhere.json"], ["--topology", "torus", "--ranks", "0"], ["--ports", "0"],
+     ["--topology", "ring", "--nic", "1GB/s"]],
 )  # fmt: skip
 def test_wrong_flags_are_status_2(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["model", "allreduce", "--bytes", "1K", *flags]) == 2
@@ -77,6 +78,25 @@ def test_flags_of_a_network_change_the_time_by_what_is_shared(
     (row,) = csv.DictReader((tmp_path / "m.csv").read_text().splitlines())
     assert float(row["bandwidth"]) == pytest.approx(vectors * N / 10e9, rel=1e-3)
     assert float(row["latency"]) == pytest.approx(messages * 5e-6)
+
+
+def test_an_interface_is_as_fast_as_said_whatever_the_curves_say(tmp_path: Path) -> None:
+    """A calibrated port is ten times as fast in messages of this size as in larger ones."""
+    bent = Curve(((0, 0.0, 1e-11), (2 * N, 0.0, 1e-10)))
+    (tmp_path / "machine.json").write_text(replace(uniform(0.0, 0.0), exchange=bent).to_json())
+    flags = [
+        "--machine",
+        str(tmp_path),
+        "--bytes",
+        str(N),
+        "--nic",
+        "1GB/s",
+        "--csv",
+        str(tmp_path / "m.csv"),
+    ]
+    assert main(["model", *BUTTERFLY, *flags]) == 0
+    (row,) = csv.DictReader((tmp_path / "m.csv").read_text().splitlines())
+    assert float(row["bandwidth"]) == pytest.approx(2 * 1e-11 * N + 4 * N / 1e9)
 
 
 def test_chart_shows_every_algorithm_and_the_bound(tmp_path: Path) -> None:
@@ -174,7 +194,9 @@ def test_machine_is_found_again_from_rows_it_made() -> None:
             machine_from([row for row in _rows() if row["pattern"] != pattern], "made")
 
 
-def test_launches_of_a_calibration_are_merged_to_their_medians(tmp_path: Path) -> None:
+def test_launches_of_a_calibration_are_merged_to_their_medians(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     names = []
     for factor in (1.0, 1.5, 3.0):
         names.append(str(tmp_path / str(factor)))
@@ -188,8 +210,37 @@ def test_launches_of_a_calibration_are_merged_to_their_medians(tmp_path: Path) -
     lines = Path(names[0], "calibration.csv").read_text().splitlines(keepends=True)
     Path(names[0], "calibration.csv").write_text("".join(lines[:-1]))
     assert main(["calibrate", "--merge", *names, "-o", str(tmp_path / "other")]) == 2
-    calibrate._write(rows, Path(names[0]), "another MPI", "box", "cpu", {})
+    calibrate._write(rows, Path(names[0]), "MPI", "box", "another", {})
+    capsys.readouterr()
     assert main(["calibrate", "--merge", *names, "-o", str(tmp_path / "other")]) == 2
+    assert "MPI on box with another; MPI on box with cpu" in capsys.readouterr().err
+
+
+def test_a_calibration_that_cannot_be_merged_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file is missing, of an older version, or broken."""
+    rows = [{**row, "engine": "native", "samples": 7} for row in _rows()]
+    calibrate._write(rows, tmp_path, "MPI", "box", "cpu", {})
+    for name, text, words in (
+        ("calibration.json", None, "cannot read"),
+        ("calibration.json", "{", "is not as"),
+        ("calibration.json", "3", "is not as"),
+        ("calibration.csv", None, "cannot read"),
+        ("calibration.csv", "pattern,bytes\ncopy,8\n", "there is no 'dtype'"),
+        ("calibration.csv", "pattern,dtype,op,bytes\ncopy,uint8,,many\n", "invalid literal"),
+    ):
+        good = (tmp_path / name).read_text()
+        (tmp_path / name).unlink()
+        if text is not None:
+            (tmp_path / name).write_text(text)
+        capsys.readouterr()
+        assert main(["calibrate", "--merge", str(tmp_path), "-o", str(tmp_path / "all")]) == 2
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1
+        assert words in said
+        assert str(tmp_path / name) in said
+        (tmp_path / name).write_text(good)
 
 
 def test_residuals_are_what_the_model_says_too_much() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
@@ -159,11 +160,13 @@ def test_pipelines_cost_their_closed_form(size: int, segments: int) -> None:
 def test_no_algorithm_beats_the_bound() -> None:
     plain = uniform(ALPHA, BETA, GAMMA, overlap=False)
     bent = Curve(((0, ALPHA, 2 * BETA), (1 << 12, 2 * ALPHA, BETA / 2), (1 << 22, ALPHA, 3 * BETA)))
-    told = replace(plain, one_way=bent, combine=bent, copy=straight(0.0, 2 * BETA))
+    told = replace(plain, one_way=bent, exchange=bent, copy=straight(0.0, 2 * BETA))
+    relayed = replace(plain, one_way_relayed=straight(ALPHA / 2, BETA / 2), exchange_relayed=bent)
+    ported = replace(plain, ports=4.0)
     for algorithm in algorithms():
         for size in (2, 5, 8):
             params = params_at(algorithm, size)
-            for nbytes, machine in product((8, 1 << 14, 1 << 24), (plain, told)):
+            for nbytes, machine in product((8, 1 << 17, 1 << 24), (plain, told, relayed, ported)):
                 if params is not None:
                     least = bound(algorithm.collective.name, size, nbytes, machine).seconds
                     assert cost(algorithm, size, nbytes, machine, params).seconds >= least * (1 - 1e-12)
@@ -327,6 +330,21 @@ def test_shared_interface_slows_what_leaves_the_node() -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["allreduce/ring", "allgather/bruck", "alltoall/linear", "bcast/chain"])
+def test_one_node_costs_what_a_flat_network_does(name: str) -> None:
+    """On a machine where what is passed on costs otherwise, and a copy may be hidden."""
+    bent = Curve(((0, ALPHA, 2 * BETA), (1 << 12, 2 * ALPHA, BETA / 2)))
+    machine = replace(
+        uniform(ALPHA, BETA, GAMMA), one_way=bent, copy=straight(0.0, 2 * BETA),
+        one_way_relayed=straight(ALPHA, 5 * BETA), exchange_relayed=straight(ALPHA, 4 * BETA),
+    )  # fmt: skip
+    for nbytes in (1 << 12, 1 << 20):
+        flat = cost(name, 8, nbytes, machine)
+        assert cost_on(levels(8), name, 8, nbytes, machine) == pytest.approx(flat, rel=1e-12)
+    with pytest.raises(Unsupported, match="even"):
+        cost_on(ring(3), "allreduce/swing", 3, 8, machine)
+
+
 @pytest.mark.parametrize(
     "name",
     ["allreduce/ring", "allreduce/circulant", "bcast/scatter_allgather", "alltoall/pairwise",
@@ -407,7 +425,8 @@ def test_curve_holds_piecewise_and_machine_survives_json() -> None:
     machine = Machine(curve, straight(1e-6, 1e-9), straight(0, 1e-11), gap=1e-7)
     assert Machine.from_json(machine.to_json()) == machine
     broken = machine.to_json().replace("1e-07", "NaN"), machine.to_json().replace("5e-06", '"five"')
-    for text in ("", "[]", "{}", '{"one_way": 3}', *broken):
+    no_copy = json.dumps({**json.loads(machine.to_json()), "copy": None})
+    for text in ("", "[]", "{}", '{"one_way": 3}', *broken, no_copy):
         with pytest.raises(ArgumentError, match="not a machine"):
             Machine.from_json(text)
     with pytest.raises(ArgumentError, match="begin at 0"):

@@ -5,15 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import mpicoll
 from mpicoll.collectives import COLLECTIVES
-from mpicoll.cost import uniform
+from mpicoll.cost import Cost, cost, uniform
 from mpicoll.curves import Curve, straight
+from mpicoll.errors import Unsupported
 from mpicoll.registry import get
-from mpicoll.select import RANKED, choose, default_channels
+from mpicoll.select import RANKED, cheapest, choose, default_channels
 
 BYTES = (0, 4, 4096, 64 << 10, 1 << 20, 1 << 30)
 
@@ -82,6 +84,21 @@ def test_what_is_not_clearly_cheaper_leaves_the_nominal_choice() -> None:
     for alpha, wanted in ((1e-5, "ring"), (1e-3, "recursive_doubling")):
         dear = replace(plain, exchange=straight(alpha, 1e-10))
         assert choose("allreduce", 2, n, machine=dear) == wanted
+
+
+@pytest.mark.parametrize("lawless", [("ring",), ("recursive_doubling", "ring", "circulant")])
+def test_a_nominal_choice_without_a_model_stands(lawless: tuple[str, ...]) -> None:
+    """Its ranks may follow no law and be too many; that is no reason for another algorithm."""
+
+    def told(which: str, *rest: Any, **more: Any) -> Cost:
+        if which.removeprefix("allreduce/") in lawless:
+            raise Unsupported("no law")
+        return cost(which, *rest, **more)
+
+    machine = uniform(1e-6, 1e-10, 0.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mpicoll.select.cost", told)
+        assert cheapest.__wrapped__("allreduce", 2, 1 << 20, machine, "ring") == "ring"
 
 
 @pytest.mark.parametrize("kind", RANKED)
