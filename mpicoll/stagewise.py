@@ -11,16 +11,21 @@ several small sets of nodes that are like those asked for; see `laws`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import chain, groupby
+from typing import TypeVar
 
-from .algorithms.nodes import Composition, Stage, Team, composition_of, members
+from .algorithms.nodes import Composition, Nodes, Stage, Team, composition_of, members
 from .errors import Unsupported
 from .laws import Choice, twins
 from .loads import Frozen, Params, Run, exact, frozen, of_ranks
 from .registry import Algorithm, get
 
+T = TypeVar("T")
+#: Parts of all teams of a stage that are looked at; of more, some.
+MOST_LOOKS = 1024
 StepsOf = Callable[[Algorithm, int, Frozen], tuple[Run, ...]]  # of an inner algorithm
 
 
@@ -29,13 +34,13 @@ def by_stages(algorithm: Algorithm, size: int, params: Params, inner: StepsOf) -
 
     `inner` gives the steps of the parts.
     """
-    per_node = _equal(params["nodes"])
-    if per_node is None:
+    nodes = members(params["nodes"])
+    if len({len(ranks) for ranks in nodes}) > 1:
         return None
     known = []
-    for count, each in _like(size // per_node, per_node):
-        some = {**params, "nodes": tuple(rank // each for rank in range(count * each))}
-        some |= {"root": params["root"] % (count * each)} if "root" in params else {}
+    for count, each in like(len(nodes), size // len(nodes)):
+        node_of, root = fewer(nodes, count, each, params.get("root", 0))
+        some = {**params, "nodes": node_of, **({"root": root} if "root" in params else {})}
         if algorithm.refusal(count * each, some):
             return None
         known.append((some, exact(algorithm, count * each, frozen(some))))
@@ -43,11 +48,11 @@ def by_stages(algorithm: Algorithm, size: int, params: Params, inner: StepsOf) -
         partial(_laid_together, algorithm, inner=inner),
         *(partial(_of_nodes, algorithm, nodes) for nodes in (_ends, twins)),
     )
-    try:
-        holding = (law for law in laws if all(law(some) == right for some, right in known))
-        return next((found for law in holding if (found := law(params))), None)
-    except Unsupported:  # a part
-        return None
+    for law in laws:
+        with suppress(Unsupported):  # a part, which is no reason against another law
+            if all(law(some) == right for some, right in known) and (found := law(params)):
+                return found
+    return None
 
 
 def _ends(count: int, params: Params) -> list[int]:
@@ -63,12 +68,6 @@ def _of_nodes(algorithm: Algorithm, choose: Choice, params: Params) -> tuple[Run
     return of_ranks(algorithm, len(params["nodes"]), params, ranks)
 
 
-def _equal(nodes: tuple[int, ...]) -> int | None:
-    """Ranks per node, in whatever order, if every node has as many."""
-    counts = {len(ranks) for ranks in members(nodes)}
-    return counts.pop() if len(counts) == 1 else None
-
-
 def shrunk(number: int, most: int) -> int:
     """A number up to `most` with the leading binary digits of a larger one; a power of two only if it is one.
 
@@ -81,12 +80,36 @@ def shrunk(number: int, most: int) -> int:
     return small + 1 if small & (small - 1) == 0 and number & (number - 1) else small
 
 
-def _like(count: int, each: int) -> Iterator[tuple[int, int]]:
-    """Small sets of nodes like `count` of `each` ranks: three numbers of nodes, and two sizes of a node."""
+def like(count: int, each: int) -> Iterator[tuple[int, int]]:
+    """Three small numbers of nodes like `count`, and of ranks on each.
+
+    The last has a binary digit more than that before, and ends as `count` does. Where nodes are few, all of
+    them are taken more than once.
+
+    >>> list(like(4096, 8)), list(like(401, 6))
+    ([(4, 8), (8, 4), (16, 4)], [(3, 6), (6, 3), (13, 3)])
+    """
     few, more = shrunk(each, 4), shrunk(each, 8)
     yield shrunk(count, 4), more
     yield shrunk(count, 8), few
-    yield shrunk(count, 11), few
+    yield min(count, 2 * shrunk(count, 8) + count % 2), few
+
+
+def fewer(nodes: Nodes, count: int, each: int, root: int) -> tuple[tuple[int, ...], int]:
+    """Some neighbouring nodes, and of each some neighbouring ranks, numbered anew in the order they have.
+
+    The root is among them, as far from the first and the last of them as it was. Returns a map and the root.
+
+    >>> fewer(((0, 3, 6), (1, 4, 7), (2, 5, 8)), 2, 2, root=8)
+    ((0, 1, 0, 1), 3)
+    """
+    home = next(number for number, ranks in enumerate(nodes) if root in ranks)
+    place, ranks_of_each = nodes[home].index(root), len(nodes[home])
+    first, low = home - home * count // len(nodes), place - place * each // ranks_of_each
+    kept = [ranks[low : low + each] for ranks in nodes[first : first + count]]
+    node_of = {rank: number for number, ranks in enumerate(kept) for rank in ranks}
+    order = sorted(node_of)
+    return tuple(node_of[rank] for rank in order), order.index(root)
 
 
 def _laid_together(algorithm: Algorithm, params: Params, *, inner: StepsOf) -> tuple[Run, ...] | None:
@@ -107,7 +130,7 @@ def _of_stage(made: Composition, stage: Stage, inner: StepsOf) -> tuple[Run, ...
     entry = get(stage.collective, stage.algorithm)
     teams = [team for team in stage.teams if len(team.ranks) > 1]
     kinds = {(len(team.ranks), _root(entry, team)) for team in teams}
-    scales = {scale for team in _some(teams) for scale in _scales(made, entry, team)}
+    scales = set(_scales(made, entry, teams))
     found = set()
     for size, root in kinds:
         params = entry.resolve(size, {"root": root} if entry.collective.rooted else {})
@@ -127,15 +150,20 @@ def _root(entry: Algorithm, team: Team) -> int:
     return team.ranks.index(team.root) if entry.collective.rooted else 0
 
 
-def _some(teams: list[Team]) -> Iterable[Team]:
-    """The first and the last; the others have parts of the same number."""
-    return [teams[0], teams[-1]] if teams else []
+def _scales(made: Composition, entry: Algorithm, teams: list[Team]) -> Iterator[int | None]:
+    """How many outer blocks an inner one of a team stands for; None if that is no whole number.
+
+    Stages make the same of nodes of equal size. That is looked at in all parts of all teams of the small sets
+    by which a law is judged, and where there are many in the first ones, the last ones and those between.
+    """
+    for team in _spread(teams, MOST_LOOKS):
+        parts = entry.collective.parts(len(team.ranks))
+        per_part = entry.blocks(len(team.ranks)) // parts
+        for part in _spread(range(parts), MOST_LOOKS // len(teams)):
+            outer = sum(1 for _ in team.parts(part)) * made.cut()
+            yield outer // per_part if made.tokens or outer % per_part == 0 else None
 
 
-def _scales(made: Composition, entry: Algorithm, team: Team) -> Iterator[int | None]:
-    """How many outer blocks the first and the last inner one stand for; None if that is no whole number."""
-    parts = entry.collective.parts(len(team.ranks))
-    per_part = entry.blocks(len(team.ranks)) // parts
-    for part in (0, parts - 1):
-        outer = sum(1 for _ in team.parts(part)) * made.cut()
-        yield outer // per_part if made.tokens or outer % per_part == 0 else None
+def _spread(items: Sequence[T], most: int) -> Sequence[T]:
+    """All, or if they are more than so many the first, the middle and the last one."""
+    return items if len(items) <= most else [items[0], items[len(items) // 2], items[-1]]

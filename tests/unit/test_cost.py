@@ -12,6 +12,7 @@ from math import ceil, log2, prod
 import pytest
 
 import mpicoll.algorithms  # noqa: F401  (registers them)
+from mpicoll.algorithms.nodes import members
 from mpicoll.algorithms.patterns import swing_distance
 from mpicoll.bounds import bound
 from mpicoll.cost import Machine, cost, uniform
@@ -30,11 +31,11 @@ from mpicoll.fabric import (
     torus,
 )
 from mpicoll.laws import by_law
-from mpicoll.loads import exact_steps, has_rounds, step_of
+from mpicoll.loads import Run, exact_steps, has_rounds, step_of
 from mpicoll.registry import Algorithm, algorithms, get
 from mpicoll.schedule import Recv, Round, Send, Side, Window
 from mpicoll.shifts import by_shifts
-from mpicoll.stagewise import _laid_together, by_stages
+from mpicoll.stagewise import _laid_together, by_stages, fewer, like
 from mpicoll.steps import _of_size, steps
 from mpicoll.traffic import traffic
 from mpicoll.verify import verify
@@ -73,9 +74,9 @@ NO_LAW = {
 @pytest.mark.parametrize("regular", [True, False], ids=["a power of two", "another number"])
 @pytest.mark.parametrize("algorithm", EVERY)
 def test_a_law_gives_the_steps_of_all_ranks(algorithm: Algorithm, regular: bool) -> None:
-    """Laws are found at up to 32 ranks or 11 nodes, some checked at up to 66; these they have not seen."""
-    ppn = 4 if regular else 6
-    size = ppn * (16 if regular else 13) if algorithm.hierarchical else 64 if regular else 132
+    """Laws are found at up to 32 ranks, or 16 nodes of up to 4, some checked at 66; these are others."""
+    ppn = 8 if regular else 6
+    size = ppn * (8 if regular else 13) if algorithm.hierarchical else 64 if regular else 132
     params = params_at(algorithm, size, ppn=ppn, segments=2)
     if params is None:
         return
@@ -102,6 +103,42 @@ def test_cyclic_nodes_and_blocks_of_nodes_have_the_same_steps() -> None:
     cyclic = tuple(rank % 401 for rank in range(size))
     blocks = tuple(rank // 4 for rank in range(size))
     assert steps(entry, size, {"nodes": cyclic}) == steps(entry, size, {"nodes": blocks})
+
+
+@pytest.mark.parametrize("name", ["scatter/leader", "reduce/two_level", "allgather/leader", "bcast/leader"])
+def test_laws_hold_for_cyclic_nodes_and_any_root(name: str) -> None:
+    """Their small sets of nodes have the order of ranks asked for, and the root in its place."""
+    entry, count, each = get(*name.split("/")), 18, 5
+    size = count * each
+    for root in (37, size - 1) if "root" in entry.defaults else (0,):
+        for nodes in (tuple(r % count for r in range(size)), tuple(r // each for r in range(size))):
+            given = {"nodes": nodes, "root": root} if "root" in entry.defaults else {"nodes": nodes}
+            resolved = dict(entry.resolve(size, given))
+            assert by_stages(entry, size, resolved, _of_size) == exact_steps(entry, size, resolved)
+
+
+def test_small_sets_of_nodes_are_like_those_asked_for() -> None:
+    """Three that differ; cyclic ranks stay cyclic, and a root keeps its place."""
+    for count in (*range(17, 300), 4095, 4096, 4097, 5461):
+        sets = list(like(count, 12))
+        assert len({number for number, _ in sets}) == 3, count
+        assert sets[-1][0] % 2 == count % 2
+    blocks, cyclic = (members(nodes) for nodes in (
+        tuple(r // 8 for r in range(800)), tuple(r % 100 for r in range(800))))  # fmt: skip
+    for root, node, place in ((0, 0, 0), (799, 5, 3), (404, 3, 2)):  # of block 50, the fifth
+        assert fewer(blocks, 6, 4, root) == (tuple(r // 4 for r in range(24)), 4 * node + place)
+    for root, node, place in ((0, 0, 0), (799, 5, 3), (450, 3, 2)):
+        assert fewer(cyclic, 6, 4, root) == (tuple(r % 6 for r in range(24)), 6 * place + node)
+
+
+def test_a_part_without_a_law_is_no_reason_against_another_law() -> None:
+    entry = get("scatter", "leader")
+    resolved = dict(entry.resolve(100, {"nodes": tuple(rank // 5 for rank in range(100))}))
+
+    def lawless(*_: object) -> tuple[Run, ...]:
+        raise Unsupported("it follows no law")
+
+    assert by_stages(entry, 100, resolved, lawless) == exact_steps(entry, 100, resolved)
 
 
 def test_nodes_of_unequal_sizes_have_no_law() -> None:
