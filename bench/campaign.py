@@ -64,11 +64,16 @@ class Launch:
         return f"{self.number:04d}"
 
     @property
-    def title(self) -> str:
-        """What differs between launches, in one line."""
+    def configuration(self) -> str:
+        """What differs between configurations, in one line."""
         where = f"{self.nodes} nodes x {self.ppn}, {self.placement}" if self.nodes > 1 else "1 node"
         named = [name for name in (self.environment, self.options) if name != "default"]
-        return ", ".join([f"{self.ranks} ranks", where, *named, f"repeat {self.repeat}"])
+        return ", ".join([f"{self.ranks} ranks", where, *named])
+
+    @property
+    def title(self) -> str:
+        """What differs between launches, in one line."""
+        return f"{self.configuration}, repeat {self.repeat}"
 
     def node_of(self, rank: int) -> int:
         """The node on which a rank is asked to be, counted from 0."""

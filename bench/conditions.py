@@ -80,6 +80,7 @@ def _says_what_it_loaded(launch: Mapping[str, Any]) -> bool:
         and isinstance(one.get("file"), str)
         and isinstance(one.get("digest"), str)
         and isinstance(one.get("algorithms"), list)
+        and all(isinstance(name, str) for name in one["algorithms"])
         for one in loaded
     )
 

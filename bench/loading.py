@@ -1,14 +1,17 @@
 """Users' files that register algorithms: run for a verb, recorded by a sweep, and run again by its report.
 
-A report runs a file that was named to the sweep, not to it. So it runs it only if it lies where it lay and
-is the same to the byte, says so, and can be told not to (``--no-load``).
+A report runs a file that was named to the sweep, not to it; and what names it, `run.json`, may have been
+written by anybody. So it runs it only if nobody but the caller (or root) can have put it where it lies, and
+if it is the same to the byte; says so, and can be told not to (``--no-load``).
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import os
 import runpy
+import stat
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,15 +47,18 @@ def load(paths: Iterable[str]) -> list[Facts]:
         before = set(map(str, algorithms()))
         try:
             digest = _digest(Path(path))
-            runpy.run_path(path)
-        except MpicollError:
-            raise
         except OSError as error:
             raise ArgumentError(f"cannot read {path}: {error.strerror}") from None
-        except Exception as error:
+        except ValueError as error:
+            raise ArgumentError(f"cannot read {path!r}: {error}") from None
+        try:
+            runpy.run_path(path)
+        except MpicollError as error:
+            raise ArgumentError(f"{path}: {error}") from error
+        except (Exception, SystemExit) as error:  # a file that ends the program would end it without a word
             raise ArgumentError(f"{path}: {type(error).__name__}: {error}") from error
         new = [name for name in map(str, algorithms()) if name not in before]
-        loaded.append({"file": str(Path(path).absolute()), "digest": digest, "algorithms": new})
+        loaded.append({"file": str(Path(path).resolve()), "digest": digest, "algorithms": new})
     return loaded
 
 
@@ -112,14 +118,33 @@ def _recorded(runs: Mapping[str, Mapping[str, Any]]) -> dict[str, Facts]:
 def _run_again(one: Facts) -> str:
     """Run a recorded file if it is what it was; a sentence about it."""
     try:
-        if _digest(Path(one["file"])) != one["digest"]:
-            return _not_run(one, "it has changed since")
+        if why := _why_not(one):
+            return _not_run(one, why)
         load([one["file"]])
     except OSError as error:
         return _not_run(one, error.strerror or "it cannot be read")
-    except MpicollError as error:
+    except (MpicollError, ValueError, RuntimeError) as error:  # the latter: no path, and a ring of links
         return _not_run(one, str(error))
     return _ran(one, "as the sweep did; it is unchanged")
+
+
+def _why_not(one: Facts) -> str | None:
+    """Why a recorded file is not run again; None for one that only the caller or root can have put there.
+
+    A path with links is none of those that `load` records: ``/proc/self/cwd`` would be wherever one stands.
+    """
+    path = Path(one["file"])
+    if path.suffix != ".py" or not path.is_absolute() or path != path.resolve():
+        return "only a .py file is run again, named by its full path without links"
+    file, folder = path.stat(), path.parent.stat()
+    if not stat.S_ISREG(file.st_mode):
+        return "it is no regular file"
+    if file.st_uid not in (os.getuid(), 0):
+        return "it belongs to another user"
+    for what, mode in (("it", file.st_mode), ("its folder", folder.st_mode)):
+        if mode & (stat.S_IWGRP | stat.S_IWOTH):
+            return f"others than its owner can write {what}: chmod go-w"
+    return None if _digest(path) == one["digest"] else "it has changed since"
 
 
 def _ran(one: Facts, why: str) -> str:
@@ -129,11 +154,12 @@ def _ran(one: Facts, why: str) -> str:
 def _not_run(one: Facts, why: str) -> str:
     return (
         f"Not loaded: {_shown(one)} ({why}). There is no model of {', '.join(one['algorithms'])}; "
-        "mpicoll report --load FILE.py names another file."
+        "mpicoll report --load FILE.py runs it, or another."
     )
 
 
 def _shown(one: Facts) -> str:
     """A file's name, as short as it can be from here."""
     path = Path(one["file"])
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+    shown = str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+    return shown.encode("utf-8", "backslashreplace").decode()  # a name need not be text

@@ -8,14 +8,18 @@ from mpicoll.bench.campaign import ENOUGH_LAUNCHES, Campaign, Launch
 from mpicoll.bench.cases import expand
 from mpicoll.bench.sizes import format_seconds
 from mpicoll.bench.spec import Spec
+from mpicoll.errors import ArgumentError
 
 #: Until ranks measure: the launcher, Python and its modules on each [s]. A guess, for the sum of all.
 _START = 2.0
 
 
 def outlook(campaign: Campaign, launches: Sequence[Launch], specs: Mapping[str, Spec]) -> Iterator[str]:
-    """Launches × time, and whether there will be verdicts; `specs` are those of the campaign's options."""
-    seconds = [_seconds(specs[launch.options], launch.ranks) for launch in launches]
+    """Launches × time, and whether there will be verdicts; `specs` are those of the campaign's options.
+
+    Raises `ArgumentError` for a launch whose sweep would refuse its number of ranks.
+    """
+    seconds = [_seconds(specs[launch.options], launch) for launch in launches]
     shortest, longest = (format_seconds(one) for one in (min(seconds), max(seconds)))
     each = longest if shortest == longest else f"{shortest} to {longest}"
     count = f"{len(launches)} launch{'es' if len(launches) > 1 else ''}"
@@ -30,7 +34,10 @@ def outlook(campaign: Campaign, launches: Sequence[Launch], specs: Mapping[str, 
         )
 
 
-def _seconds(spec: Spec, ranks: int) -> float:
+def _seconds(spec: Spec, launch: Launch) -> float:
     """Of one launch."""
-    measuring = len(expand(spec, ranks)) * spec.case_time
+    try:
+        measuring = len(expand(spec, launch.ranks)) * spec.case_time
+    except ArgumentError as error:
+        raise ArgumentError(f"the launch of {launch.configuration} would be refused: {error}") from None
     return _START + (measuring if spec.time_limit is None else min(measuring, spec.time_limit))

@@ -10,7 +10,7 @@ time is the operating system's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from scipy.optimize import nnls
 
 import mpicoll.algorithms  # noqa: F401  (importing registers them)
 from mpicoll.bench.sections import Loaded, Section, Table
+from mpicoll.bench.sizes import format_bytes
 from mpicoll.collectives import collective
 from mpicoll.cost import first_apart
 from mpicoll.errors import MpicollError
@@ -34,6 +35,7 @@ LARGE = 64 << 10
 KNOTS = (512.0, 8192.0, 131072.0)  # where curves may bend, by the size of a message [B]
 #: Between these sizes of a call's buffers the cost of a byte is interpolated, by the logarithm [B].
 BUFFERS = tuple(float(1 << k) for k in (16, 19, 21, 23, 25))
+LEAST = 8  # rows of a machine that is fitted
 _HUBER = 0.15
 _ROUNDS = 30  # of reweighting
 GROUP = ["environment", "thread_level", "engine"]  # what a machine is fitted to
@@ -147,6 +149,22 @@ def _features_of(row: Any, lost: dict[str, str]) -> np.ndarray | None:
         return None
 
 
+def _groups(summary: pd.DataFrame, lost: dict[str, str]) -> Iterator[tuple[pd.DataFrame, np.ndarray]]:
+    """What a machine is fitted to: rows, with the column `held_out`, and their terms."""
+    # Imported results do not say whether ranks shared cores: only what is known not to be is predicted.
+    own_cores = summary["oversubscribed"].eq(False).fillna(False).astype(bool)
+    good = summary[(summary["status"] == "ok") & summary["median"].notna() & own_cores]
+    for _, group in good.groupby(GROUP, dropna=False, sort=False):
+        kept = [(index, f) for index, row in group.iterrows() if (f := _features_of(row, lost)) is not None]
+        if not kept:
+            continue
+        rows = group[group.index.isin([index for index, _ in kept])].copy()
+        rows["held_out"] = rows["msg_bytes"].isin(sorted(rows["msg_bytes"].unique())[1::2])
+        if rows["ranks"].nunique() > 2:
+            rows["held_out"] |= rows["ranks"] == rows["ranks"].max()
+        yield rows, np.stack([f for _, f in kept])
+
+
 def predict(summary: pd.DataFrame, lost: dict[str, str] | None = None) -> pd.DataFrame:
     """The rows that can be predicted, with the word on each of a machine that was fitted to some of them.
 
@@ -154,23 +172,10 @@ def predict(summary: pd.DataFrame, lost: dict[str, str] | None = None) -> pd.Dat
     second size, and the largest number of ranks where there are several. What is not held out was fitted.
     Of which contenders there is no model, and why, goes into `lost`.
     """
-    lost = {} if lost is None else lost
-    # Imported results do not say whether ranks shared cores: only what is known not to be is predicted.
-    own_cores = summary["oversubscribed"].eq(False).fillna(False).astype(bool)
-    good = summary[(summary["status"] == "ok") & summary["median"].notna() & own_cores]
     told = []
-    for _, group in good.groupby(GROUP, dropna=False, sort=False):
-        kept = [(index, f) for index, row in group.iterrows() if (f := _features_of(row, lost)) is not None]
-        if not kept:
-            continue
-        rows = group[group.index.isin([index for index, _ in kept])].copy()
-        matrix, seconds = np.stack([f for _, f in kept]), rows["median"].to_numpy(float)
-        sizes = sorted(rows["msg_bytes"].unique())
-        rows["held_out"] = rows["msg_bytes"].isin(sizes[1::2])
-        if rows["ranks"].nunique() > 2:
-            rows["held_out"] |= rows["ranks"] == rows["ranks"].max()
-        train = ~rows["held_out"].to_numpy(bool)
-        if train.sum() < 8:
+    for rows, matrix in _groups(summary, {} if lost is None else lost):
+        train, seconds = ~rows["held_out"].to_numpy(bool), rows["median"].to_numpy(float)
+        if train.sum() < LEAST:
             continue
         rows["fitted_seconds"] = matrix @ solve(matrix[train], seconds[train])
         told.append(rows)
@@ -204,13 +209,23 @@ def winners(rows: pd.DataFrame) -> tuple[int, int]:
     return right, cases
 
 
+def _too_few(summary: pd.DataFrame) -> list[str]:
+    """A sentence, if there are rows of ours and nothing could be fitted to them, or predicted."""
+    most = max((int((~rows["held_out"]).sum()) for rows, _ in _groups(summary, {})), default=0)
+    return [
+        f"No machine was fitted: it takes {LEAST} rows (an algorithm of ours at one size), and more sizes to "
+        f"predict, as every second one is held out. Here are {most}: measure more sizes or algorithms."
+    ] * (most > 0)
+
+
 def section(data: Loaded) -> Section | None:
     """The section of a report: how well the model predicts sizes that it has not seen, per algorithm."""
     lost: dict[str, str] = {}
     rows = predict(data.summary, lost)
     unknown = [f"There is no model of {contender}: {why}." for contender, why in lost.items()]
     if rows.empty or not rows["held_out"].any():
-        return Section(TITLE, unknown) if unknown else None
+        words = _too_few(data.summary) + unknown
+        return Section(TITLE, words) if words else None
     per_kind, (right, cases) = errors(rows), winners(rows)
     held = rows[rows["held_out"]]
     words = [
@@ -225,8 +240,8 @@ def section(data: Loaded) -> Section | None:
         Table(
             "Held-out error",
             ("environment", "collective", "sizes", "median error", "rows"),
-            [(e, collective(c).title, "from 64 KiB" if big else "below", f"{m:.0%}", str(n))
-             for e, c, big, m, n in per_kind.itertuples(index=False)],
+            [(e, collective(c).title, ("below ", "from ")[big] + format_bytes(LARGE), f"{error:.0%}", str(n))
+             for e, c, big, error, n in per_kind.itertuples(index=False)],
         ),
         Table(
             "Held-out error of each algorithm",

@@ -48,7 +48,7 @@ def add_parser(verbs: Any) -> None:
         help="machine of `mpicoll calibrate` for the columns model_seconds, bound_seconds and residual "
         "(MPICOLL_CALIBRATION, else a machine.json beside the results)",
     )
-    loading.add_load(parser, " (those that the sweep loaded, if they are where they were and unchanged)")
+    loading.add_load(parser, " (those that the sweep loaded, if unchanged and written by nobody but you)")
     parser.add_argument(
         "--no-load", action="store_true", help="run no file that the sweep loaded: results of a stranger"
     )

@@ -94,14 +94,34 @@ class Choice:
 
         Raises `ArgumentError` or `Unsupported` where it cannot be.
         """
-        ordered = call.operation is not None and not call.operation.commutative
         staging = self._staging(call, staging)
         if staging is not None and engine == "native":
             raise ArgumentError("device buffers need engine='python': the native engine reduces on the host")
         engine = "python" if staging is not None else self.engine if engine is None else check_engine(engine)
         background = self.may_thread(engine) if background is None else check_background(engine, background)
-        if algorithm == "auto":
-            algorithm = choose(
+        entry, resolved = self._algorithm(call, algorithm, params, background)
+        between = entry.hierarchical and len(set(resolved["nodes"])) > 1
+        automatic = (
+            default_channels(call.collective, call.nbytes, self.size, between_nodes=between)
+            if staging is None
+            else device_channels(staging, call.nbytes)
+        )
+        channels = automatic[0] if channels is None else channels
+        depth = automatic[1] if depth is None else depth
+        check_channels(channels=channels, depth=depth)
+        depth = min(depth, channels)
+        return Chosen(entry, resolved, engine, channels, depth, background, bool(stages), staging)
+
+    def _algorithm(
+        self, call: Call, name: str, params: dict[str, Any], background: bool
+    ) -> tuple[Algorithm, Params]:
+        """The algorithm of that name, or for "auto" the one for the case, with all its parameters.
+
+        Raises `Unsupported` if it does not serve the call.
+        """
+        ordered = call.operation is not None and not call.operation.commutative
+        if name == "auto":
+            name = choose(
                 call.collective,
                 self.size,
                 call.nbytes,
@@ -111,7 +131,7 @@ class Choice:
                 background=background,
                 machine=self.machine,
             )
-        entry = get(call.collective, algorithm)
+        entry = get(call.collective, name)
         if ordered and not entry.ordered:
             able = ", ".join(a.name for a in registered(call.collective) if a.ordered) or "none"
             raise Unsupported(
@@ -130,17 +150,7 @@ class Choice:
                 f"{entry} forwards parts of other ranks, whose lengths this rank does not know; "
                 "use linear or pairwise"
             )
-        between = entry.hierarchical and len(set(resolved["nodes"])) > 1
-        automatic = (
-            default_channels(call.collective, call.nbytes, self.size, between_nodes=between)
-            if staging is None
-            else device_channels(staging, call.nbytes)
-        )
-        channels = automatic[0] if channels is None else channels
-        depth = automatic[1] if depth is None else depth
-        check_channels(channels=channels, depth=depth)
-        depth = min(depth, channels)
-        return Chosen(entry, resolved, engine, channels, depth, background, bool(stages), staging)
+        return entry, resolved
 
     def may_thread(self, engine: str) -> bool:
         """Whether calls that leave `background` open run in the background: on all ranks or on none."""

@@ -29,16 +29,17 @@ def agree_on_engine(
     comm: MPI.Intracomm, agreement: Agreement, engine: str | None, calibrated: str | None, *, trace: bool
 ) -> tuple[str, Machine | None]:
     """The engine of all; and the calibration, which must say the same on all ranks, as it chooses."""
-    chosen, machine, error = "", None, None
+    chosen, machine, error, native = "", None, None, False
     try:
+        native = native_status()[0]
         machine = calibration(calibrated)
         chosen = check_engine("python" if trace and engine is None else engine)
         if trace and chosen == "native":
             raise ArgumentError("MPICOLL_TRACE needs engine='python': the native engine prints nothing")
-    except ArgumentError as caught:
+    except Exception as caught:  # whatever it is: the others are waiting
         error = caught
     # A rank without the extension makes all use the reference engine: results must not differ.
-    everywhere = comm.allreduce(native_status()[0], MPI.MIN)
+    everywhere = comm.allreduce(native, MPI.MIN)
     if chosen == "native" and not everywhere and not (engine or os.environ.get("MPICOLL_ENGINE")):
         chosen = "python"
     digest = machine.digest if machine else "none"

@@ -123,7 +123,7 @@ class Machine:
                 if not isinstance(facts.get(key, ""), str):
                     raise ValueError(f"{key} is {facts[key]}")
             return Machine(**facts)
-        except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
             raise ArgumentError(f"not a machine as `mpicoll calibrate` writes it: {error}") from None
 
     @staticmethod
@@ -132,8 +132,8 @@ class Machine:
 
         Raises `ArgumentError`, which names the file, if it cannot be read or says something else.
         """
-        path = path / "machine.json" if path.is_dir() else path
-        try:
+        try:  # of a folder that may not be looked into, `is_dir`, too, raises
+            path = path / "machine.json" if path.is_dir() else path
             return Machine.from_json(path.read_text(encoding="utf-8", errors="replace"))
         except OSError as error:
             raise ArgumentError(f"cannot read {path}: {error.strerror}") from None

@@ -36,7 +36,7 @@ def numa_of(cpus: Set[int], system: Path = _SYSTEM) -> int | None:
         try:
             if cpus and cpus <= parse_cpus((folder / "cpulist").read_text()):
                 return int(folder.name.removeprefix("node"))
-        except OSError:  # a domain that went offline meanwhile
+        except (OSError, ValueError):  # a domain that went offline meanwhile, or says nothing
             continue
     return None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import prod
 from typing import Any
 
@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 from .algorithms.nodes import members
 from .comm import Comm
-from .errors import ArgumentError
+from .errors import ArgumentError, MismatchError
 
 
 class Mesh:
@@ -21,13 +21,21 @@ class Mesh:
     by it. One axis may have the size -1: as many as are left. Every rank is in one group of each axis, and
     collectives under way on different axes do not mix. Construction is collective.
 
-    Raises `ArgumentError`, on all ranks, if the sizes do not multiply to the number of ranks.
+    Raises `ArgumentError` if the sizes do not multiply to the number of ranks, and `MismatchError` if ranks
+    give different axes; on all ranks alike.
     """
 
     def __init__(self, comm: MPI.Intracomm, /, **axes: int) -> None:
-        self.shape: Mapping[str, int] = _complete(axes, comm.size)
         self._own_comm = not isinstance(comm, Comm)
         self.comm = comm if isinstance(comm, Comm) else Comm(comm)
+        try:
+            self.shape: Mapping[str, int] = self._settle(
+                lambda: _complete(axes, comm.size), f"mesh of {axes}"
+            )
+        except (ArgumentError, MismatchError):
+            if self._own_comm:
+                self.comm.Free()
+            raise
         coordinates, rest = {}, comm.rank
         for name in reversed(self.shape):
             rest, coordinates[name] = divmod(rest, self.shape[name])
@@ -46,7 +54,8 @@ class Mesh:
         """
         own = comm if isinstance(comm, Comm) else Comm(comm)
         try:
-            nodes = members(own.node_topology.domains(level))
+            domains = own._planner.settle(lambda: own.node_topology.domains(level), f"mesh over {level}")
+            nodes = members(domains)
             counts = sorted({len(ranks) for ranks in nodes})
             if len(counts) > 1:
                 raise ArgumentError(f"the mesh needs equally many ranks on every {level}, not {counts}")
@@ -69,9 +78,12 @@ class Mesh:
 
         It belongs to the caller, who frees it.
         """
-        unknown = [axis for axis in axes if axis not in self.shape]
-        if unknown or len(set(axes)) != len(axes):
-            raise ArgumentError(f"expected distinct axes among {', '.join(self.shape)}, got {axes}")
+
+        def check() -> None:
+            if not set(axes) <= set(self.shape) or len(set(axes)) != len(axes):
+                raise ArgumentError(f"expected distinct axes among {', '.join(self.shape)}, got {axes}")
+
+        self._settle(check, f"group along {axes}")
         color = key = 0
         for name, size in self.shape.items():
             if name not in axes:
@@ -79,6 +91,10 @@ class Mesh:
         for name in axes:
             key = key * self.shape[name] + self.coordinates[name]
         return self.comm.Split(color, key)
+
+    def _settle(self, make: Callable[[], Any], what: str) -> Any:
+        """What this rank makes, if all ranks ask for the same and can make it. Collective."""
+        return self.comm._planner.settle(make, what)
 
     def Free(self) -> None:
         """Free the groups. Collective."""

@@ -187,7 +187,7 @@ def _begin_alike(comm: MPI.Intracomm, module: Any, broadcast: bool) -> dict[str,
     try:
         tensors = _tensors(module)
         facts = tuple(_fact(name, tensor) for name, tensor in tensors.items())
-    except (ArgumentError, AttributeError, RuntimeError, TypeError, ValueError) as caught:
+    except Exception as caught:  # of a module that is anything: the others are waiting
         error = caught
     ours = Comm(comm)
     try:

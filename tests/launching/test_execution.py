@@ -219,6 +219,20 @@ def test_a_campaign_says_what_it_takes_and_whether_it_decides(tmp_path):
     assert len([*outlook(replace(campaign, repeats=5), launches[:1], specs)]) == 1
 
 
+def test_a_root_that_one_configuration_lacks_is_refused_by_name(tmp_path, capsys):
+    """As the sweep of that launch would refuse it, but before any is launched."""
+    from mpicoll.bench import cli
+
+    path = tmp_path / "c.toml"
+    path.write_text(
+        "ranks = [8, 2]\n[sweep]\nsizes = '4'\n[options.a]\n[options.b]\ncollective = 'bcast'\nroot = '3'\n"
+    )
+    assert cli.main(["launch", str(path), "-o", str(tmp_path / "r")]) == 2
+    said = "the launch of 2 ranks, 1 node, b would be refused: root 3 does not exist among 2 ranks\n"
+    assert capsys.readouterr().err.endswith(f"mpicoll: {said}")
+    assert not (tmp_path / "r").exists()
+
+
 def test_more_ranks_than_cores_are_refused_or_said(folder, capsys, monkeypatch):
     from mpicoll.bench import cli
 

@@ -11,6 +11,7 @@ import pytest
 from mpi4py import MPI
 
 import mpicoll
+from mpicoll import common
 from mpicoll.cost import uniform
 
 from .support import ENGINES, WORLD, answer, values, world
@@ -251,4 +252,23 @@ def test_calibration_chooses_and_is_agreed_upon(tmp_path: Path, monkeypatch: pyt
     if RANK == SIZE - 1:
         (tmp_path / "recursive_doubling.json").write_text("{}")
     with pytest.raises(mpicoll.ArgumentError, match="is not a machine as `mpicoll calibrate` writes it"):
+        mpicoll.Comm(WORLD)
+
+
+@pytest.mark.ranks(2, 3)
+def test_whatever_a_calibration_meets_on_one_rank_is_heard_on_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`Path.is_dir` raises for what it may not look at, or cannot; and an error may be of any kind."""
+    if RANK == SIZE - 1:
+        monkeypatch.setenv("MPICOLL_CALIBRATION", "a" * 5000)
+    with pytest.raises(mpicoll.ArgumentError, match=r"cannot read aaa.*: File name too long"):
+        mpicoll.Comm(WORLD)
+
+    def broken(given: object) -> None:
+        raise KeyError("of a kind that nobody expects")
+
+    if RANK == SIZE - 1:
+        monkeypatch.setattr(common, "calibration", broken)
+    with pytest.raises(KeyError if RANK == SIZE - 1 else mpicoll.ArgumentError, match="nobody expects"):
         mpicoll.Comm(WORLD)

@@ -81,3 +81,21 @@ def test_wrong_shapes_are_refused() -> None:
     with pytest.raises(mpicoll.ArgumentError, match="distinct axes"):
         mesh.group("data", "data")
     mesh.Free()
+
+
+@pytest.mark.ranks(2, 3)
+def test_what_one_rank_asks_of_a_mesh_and_the_others_do_not_is_refused_by_all() -> None:
+    last = RANK == SIZE - 1
+    for comm in (WORLD, world(ENGINES[0])):
+        with pytest.raises(mpicoll.ArgumentError, match="positive"):
+            mpicoll.Mesh(comm, data=0 if last else SIZE)
+        with pytest.raises(mpicoll.MismatchError, match="mesh of"):
+            mpicoll.Mesh(comm, **({"data": 1, "tensor": SIZE} if last else {"data": SIZE, "tensor": 1}))
+        with pytest.raises(mpicoll.ArgumentError, match="choose one of node"):
+            mpicoll.Mesh.over_nodes(comm, "core" if last else "node")
+        mesh = mpicoll.Mesh(comm, data=SIZE, tensor=1)
+        with pytest.raises(mpicoll.ArgumentError, match="distinct axes"):
+            mesh.group("none" if last else "data")
+        with pytest.raises(mpicoll.MismatchError, match="group along"):
+            mesh.group("tensor" if last else "data")
+        mesh.Free()

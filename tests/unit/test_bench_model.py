@@ -393,6 +393,24 @@ def test_an_algorithm_that_is_not_loaded_is_named_in_the_report() -> None:
     assert "from_a_file" in " ".join(made.words)
 
 
+def test_a_section_says_of_which_sizes_its_errors_are_and_what_it_takes() -> None:
+    """Six sizes of two algorithms are three each to fit to, and of one size nothing is left to predict."""
+    summary = _summary(uniform(2e-6, 1e-10))
+    made = prediction.section(SimpleNamespace(summary=summary))
+    assert {row[2] for row in made.tables[0].rows} == {"below 64 KiB", "from 64 KiB"}
+
+    sizes = sorted(summary["msg_bytes"].unique())[:6]
+    few = summary[(summary["ranks"] == 2) & summary["msg_bytes"].isin(sizes)]
+    for rows, number in (
+        (few[few["algorithm"].isin(["ring", "circulant"])], 6),
+        (few[few["msg_bytes"] == 4], 4),
+    ):
+        made = prediction.section(SimpleNamespace(summary=rows))
+        assert made.words[0].startswith("No machine was fitted: it takes 8 rows")
+        assert f"Here are {number}: measure more sizes" in made.words[0]
+    assert prediction.section(SimpleNamespace(summary=few.assign(implementation="mpi"))) is None
+
+
 @pytest.mark.parametrize("algorithm", [a for a in algorithms() if not a.hierarchical], ids=str)
 def test_goal_sends_what_the_schedule_sends(algorithm) -> None:
     text = goal(algorithm, 4, 4096)

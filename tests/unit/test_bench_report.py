@@ -441,6 +441,7 @@ def test_a_full_disk_is_said_of_the_file_and_leaves_no_half_of_it(tmp_path, caps
         {"launches": {"0": launch()}},
         {"identity": []},
         {"launches": [{**launch(), "loaded": [{"file": "a.py", "digest": "0"}]}]},
+        {"launches": [{**launch(), "loaded": [{"file": "a.py", "digest": "0", "algorithms": [1]}]}]},
     ],
 )
 def test_a_broken_record_is_said_in_a_line(tmp_path, capsys, broken):

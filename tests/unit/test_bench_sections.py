@@ -1,5 +1,6 @@
 """What sections of a report find: violated guidelines, reasons for distrust, differences with topology."""
 
+import os
 import re
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from mpicoll.bench import cli, frame, guidelines, links, loading, overview, stats, trust
 from mpicoll.bench.sections import Loaded, Section, Table
 from mpicoll.cost import uniform
+from mpicoll.errors import ArgumentError
 from mpicoll.registry import unregister
 from synthetic import HAZARD, identity, launch, write_result
 
@@ -236,3 +238,53 @@ def test_a_report_shows_and_models_the_algorithm_of_the_file_that_the_sweep_load
     write_result(tmp_path / "other", times, iterations=12, run={**run, "launches": [launch(loaded=[other])]})
     assert cli.main(["report", result, str(tmp_path / "other"), "-o", str(tmp_path / "both")]) == 2
     assert "loaded two versions of" in capsys.readouterr().err
+
+
+def test_a_report_runs_only_what_nobody_else_can_have_put_there(tmp_path, monkeypatch):
+    """`run.json` and its digests may be a stranger's, and so may what lies in the folder of the reader."""
+    monkeypatch.chdir(tmp_path)
+    path, ended = tmp_path / "mine.py", tmp_path / "ends.py"
+    path.write_text(MINE)
+    ended.write_text("raise SystemExit(0)\n")
+    Path("link.py").symlink_to(path)
+    Path("folder.py").mkdir()
+    Path("folder.py/__main__.py").write_text(MINE)
+    (tmp_path / "mine.zip").write_text(MINE)
+    digest = {place: loading._digest(tmp_path / place) for place in ("mine.py", "ends.py", "folder.py")}
+    links = "only a .py file is run again, named by its full path without links"
+
+    def report(named, of):
+        facts = {"file": str(named), "digest": digest[of], "algorithms": ["allreduce/mine"]}
+        (said,) = loading.for_report({"r": {"launches": [{"loaded": [facts]}]}}, (), again=True).words
+        if said.startswith("Loaded"):
+            unregister("allreduce", "mine")
+        return said
+
+    for named, of, why in (
+        ("mine.py", "mine.py", links),
+        ("/proc/self/cwd/mine.py", "mine.py", links),
+        (f"{tmp_path}/link.py", "mine.py", links),
+        (f"{tmp_path}/../{tmp_path.name}/mine.py", "mine.py", links),
+        (f"{tmp_path}/mine.zip", "mine.py", links),
+        (f"{tmp_path}/folder.py", "folder.py", "it is no regular file"),
+        (f"{tmp_path}/absent.py", "mine.py", "No such file or directory"),
+        ("/a\0b.py", "mine.py", "null byte"),
+        (f"/{'a' * 5000}.py", "mine.py", "File name too long"),
+        (ended, "ends.py", "SystemExit: 0"),
+    ):
+        said = report(named, of)
+        assert said.startswith("Not loaded: ")
+        assert why in said
+    for place, mode, what in ((path, 0o664, "it"), (path, 0o646, "it"), (tmp_path, 0o757, "its folder")):
+        before = place.stat().st_mode
+        place.chmod(mode)
+        assert f"others than its owner can write {what}: chmod go-w" in report(path, "mine.py")
+        place.chmod(before)
+    assert report(path, "mine.py") == "Loaded mine.py (as the sweep did; it is unchanged): allreduce/mine."
+    if path.stat().st_uid:
+        monkeypatch.setattr(loading.os, "getuid", lambda: path.stat().st_uid + 1)
+    else:  # what belongs to root is run for everyone
+        os.chown(path, 12345, -1)
+    assert "it belongs to another user" in report(path, "mine.py")
+    with pytest.raises(ArgumentError, match=r"ends\.py: SystemExit: 0"):
+        loading.load([str(ended)])

@@ -463,7 +463,7 @@ def test_curve_holds_piecewise_and_machine_survives_json() -> None:
     assert Machine.from_json(machine.to_json()) == machine
     broken = machine.to_json().replace("1e-07", "NaN"), machine.to_json().replace("5e-06", '"five"')
     no_copy = json.dumps({**json.loads(machine.to_json()), "copy": None})
-    for text in ("", "[]", "{}", '{"one_way": 3}', *broken, no_copy):
+    for text in ("", "[]", "{}", '{"one_way": 3}', "[" * 100_000, *broken, no_copy):
         with pytest.raises(ArgumentError, match="not a machine"):
             Machine.from_json(text)
     with pytest.raises(ArgumentError, match="begin at 0"):

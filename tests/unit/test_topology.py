@@ -65,6 +65,8 @@ def test_a_mask_within_a_domain_is_of_that_domain(system, cpus, numa, socket):
 
 
 def test_a_machine_that_says_nothing_has_no_domains(system, tmp_path):
+    (system / "node" / "node1" / "cpulist").write_text("?")
+    assert numa_of({3}, system) is None
     assert numa_of(set(), system) is None
     assert numa_of({0}, tmp_path / "none") is None
     assert socket_of({0}, tmp_path / "none") is None
