@@ -193,17 +193,17 @@ def errors(rows: pd.DataFrame) -> pd.DataFrame:
     return held.groupby(["environment", "collective", "large"])["error"].agg(["median", "size"]).reset_index()
 
 
-def winners(rows: pd.DataFrame) -> tuple[int, int]:
-    """In how many held-out cases the predicted winner won or tied (within 5 %, or overlapping intervals)."""
+def winners(rows: pd.DataFrame, column: str = "fitted_seconds") -> tuple[int, int]:
+    """In how many cases of several the predicted winner won or tied (within 5 %, or by the intervals)."""
     right = cases = 0
     keys = [*GROUP, "collective", "ranks", "msg_bytes"]
-    for _, group in rows[rows["held_out"]].groupby(keys, dropna=False):
+    for _, group in rows[rows[column].notna()].groupby(keys, dropna=False):
         cell: Any = group
         if len(cell) < 2:
             continue
         cases += 1
         first = cell.loc[cell["median"].idxmin()]
-        chosen = cell.loc[cell["fitted_seconds"].idxmin()]
+        chosen = cell.loc[cell[column].idxmin()]
         tie = chosen["median"] <= 1.05 * first["median"] or chosen["median_low"] <= first["median_high"]
         right += bool(tie)
     return right, cases
@@ -226,8 +226,8 @@ def section(data: Loaded) -> Section | None:
     if rows.empty or not rows["held_out"].any():
         words = _too_few(data.summary) + unknown
         return Section(TITLE, words) if words else None
-    per_kind, (right, cases) = errors(rows), winners(rows)
     held = rows[rows["held_out"]]
+    per_kind, (right, cases) = errors(rows), winners(held)
     words = [
         "A machine fitted to every second size of these results (no calibration) predicts the sizes between: "
         f"median error {held['fitted_residual'].abs().median():.0%} over {len(held)} rows.",

@@ -51,8 +51,10 @@ def bound(collective: str, size: int, nbytes: float, machine: Machine = NOMINAL)
         return Cost(0.0, 0.0, 0.0)
     machine, own = of_call(collective, size, nbytes, machine)
     share = (size - 1) / size
-    # Whether ranks pass on what they have just written is the algorithm's affair: the cheaper counts.
-    relaying = machine.relaying
+    # Whether ranks pass on what they have just written is the algorithm's affair: the cheaper counts. From or
+    # to a root, one other rank has nothing to pass on.
+    at_once = size == 2 and collective in ("bcast", *_TO_OR_FROM_ROOT)
+    relaying = machine if at_once else machine.relaying
     ways, swaps = (machine.one_way, relaying.one_way), (machine.exchange, relaying.exchange)
     whole = min(curve.least_latency for curve in (*ways, *swaps))
     most = max(1.0, (size - 1) / machine.ports)

@@ -2,8 +2,8 @@
 
     python results/model/analyse.py RAW
 
-RAW has, of both libraries, LIB-calibration-M and LIB-pN-M of several launches, and LIB-auto.csv. Writes into
-the folder of this file: `LIB-pN.csv` (every row with the model's word), `calibration-LIB/` (the launches
+RAW has, of both libraries, LIB-calibration-M and LIB-p2-M of several launches, and LIB-auto.csv. Writes into
+the folder of this file: `LIB-p2.csv` (every row with the model's word), `calibration-LIB/` (the launches
 merged), `auto-LIB.csv` and `analysis.md` (the tables below), which it prints, too. Two predictions, of which
 neither saw what it predicts: *calibrated* from `mpicoll calibrate` alone; *fitted* to every second size of
 the same sweep, for the sizes between.
@@ -28,8 +28,7 @@ def rows_of(runs, machine):
     """The summary of some launches, with the words of the calibrated and of the fitted machine."""
     summary = stats.summarise(frame.load(runs).samples)
     calibrated.add_columns(summary, dict.fromkeys(summary["environment"].unique(), machine))
-    # Oversubscribed rows are fitted, too, but only to one another: a launch has one number of ranks.
-    told = prediction.predict(summary.assign(oversubscribed=False))
+    told = prediction.predict(summary)
     summary["fitted_seconds"], summary["held_out"] = float("nan"), False
     if len(told):
         summary.loc[told.index, "fitted_seconds"] = told["fitted_seconds"]
@@ -47,25 +46,13 @@ def errors(rows, column):
     return texts
 
 
-def winners(rows, column):
-    """In how many cells of two contenders or more the predicted winner won or tied, and of how many."""
-    right = cells = 0
-    for _, cell in rows[rows[column].notna()].groupby("msg_bytes"):
-        if len(cell) < 2:
-            continue
-        first, chosen = cell.loc[cell["median"].idxmin()], cell.loc[cell[column].idxmin()]
-        cells += 1
-        right += chosen["median"] <= 1.05 * first["median"] or chosen["median_low"] <= first["median_high"]
-    return right, cells
-
-
 def lines_of(name, rows):
     """A line of the table for each collective, and one for all."""
     own = rows[rows["model_seconds"].notna() & rows["median"].notna() & (rows["contender"] != "auto")]
     totals = [0, 0, 0, 0]
     for kind, mine in own.groupby("collective", sort=False):
         fitted = mine[mine["held_out"]]
-        won = [*winners(mine, "model_seconds"), *winners(fitted, "fitted_seconds")]
+        won = [*prediction.winners(mine, "model_seconds"), *prediction.winners(fitted)]
         totals = [a + b for a, b in zip(totals, won, strict=True)]
         top = mine[mine["msg_bytes"] == mine["msg_bytes"].max()]
         share = (top["bound_seconds"] / top["median"]).max()
@@ -124,14 +111,9 @@ def main(raw):
         if cli.main(["calibrate", "--merge", *launches, "-o", str(target)]):
             raise SystemExit(1)
         machine = Machine.read(target)
-        for ranks in (2, 4):
-            runs = [run for run in sorted(raw.glob(f"{lib}-p{ranks}-*")) if run.is_dir()]
-            if not runs:
-                continue
-            rows = rows_of(runs, machine)
-            rows[KEPT].to_csv(HERE / f"{lib}-p{ranks}.csv", index=False, float_format="%.5g")
-            crowded = " (oversubscribed)" if rows["oversubscribed"].fillna(False).any() else ""
-            table += lines_of(f"{lib}, P = {ranks}{crowded}", rows)
+        rows = rows_of([run for run in sorted(raw.glob(f"{lib}-p2-*")) if run.is_dir()], machine)
+        rows[KEPT].to_csv(HERE / f"{lib}-p2.csv", index=False, float_format="%.5g")
+        table += lines_of(f"{lib}, P = 2", rows)
     text = as_text(table)
     if (raw / "openmpi-auto.csv").exists():
         text += "\n" + as_text(autos(raw))

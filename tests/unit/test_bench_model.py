@@ -295,7 +295,7 @@ def test_held_out_rows_are_predicted() -> None:
     held = rows[rows["held_out"]]
     assert set(held["ranks"]) == {2, 3, 4}  # every other size, and the largest number of ranks
     assert held["fitted_residual"].abs().median() < 0.05
-    right, cases = prediction.winners(rows)
+    right, cases = prediction.winners(held)
     assert right >= 0.85 * cases > 10
 
 

@@ -215,6 +215,10 @@ def test_bound_is_reached_where_theory_says_so() -> None:
     for name in ("reduce_scatter", "allgather"):
         ours, least = cost(f"{name}/circulant", 64, 1e8, machine), bound(name, 64, 1e8, machine)
         assert ours.seconds == pytest.approx(least.seconds)
+    relayed = replace(machine, one_way_relayed=straight(ALPHA, BETA / 2))  # of two ranks none passes on
+    assert cost("bcast/linear", 2, 1e8, relayed).seconds == pytest.approx(
+        bound("bcast", 2, 1e8, relayed).seconds
+    )
 
 
 def test_algorithm_without_a_law_is_refused_for_many_ranks() -> None:
