@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
-from math import prod
+from math import inf, prod
 from typing import Any
 
 from .cost import Cost, Machine, call_of, slowest_of, summed
@@ -282,7 +282,9 @@ def make_fabric(
         if prod(dims) != size:
             raise ArgumentError(f"a torus of {'×'.join(map(str, dims))} has {prod(dims)} ranks, not {size}")
         return torus(dims)
-    group, taper = int(shape.get("group") or 8), float(shape.get("taper") or 2.0)
+    group, taper = int(shape.get("group", 8)), float(shape.get("taper", 2.0))
+    if group < 1 or not 0 < taper < inf:
+        raise ArgumentError(f"group is 1 or more, not {group}, and taper more than 0, not {taper}")
     if name == "levels":
         return levels(ppn, nic, delay)
     if name == "fattree":

@@ -457,6 +457,9 @@ def test_torus_routes_take_the_shorter_way() -> None:
         make_fabric("torus", 8, dims=(2, 3))
     with pytest.raises(ArgumentError, match="known: flat"):
         make_fabric("moebius", 8)
+    for shape in ({"group": 0}, {"group": -1}, {"taper": 0.0}, {"taper": -2.0}, {"taper": float("nan")}):
+        with pytest.raises(ArgumentError, match="group is 1 or more"):
+            make_fabric("fattree", 8, **shape)
 
 
 def test_curve_holds_piecewise_and_machine_survives_json() -> None:
