@@ -4,8 +4,8 @@
  * takes it for as long as that runs). With nothing to do it waits for work; while messages are on their way
  * it looks again after a fixed part of the time it has waited already, or of the time that what is in flight takes:
  * so all its waits together are late by no more than that part, or by the shortest sleep each, and computing threads
- * keep their cores (a look costs them some 20 µs). What is submitted wakes it. It sleeps even for a moment rather than yield: the scheduler lets
- * one that slept in at once, and one that yielded when the other's slice is over.
+ * keep their cores (a look costs them some 20 µs). What is submitted wakes it. It sleeps even for a moment rather
+ * than yield: the scheduler lets one that slept in at once, and one that yielded when the other's slice is over.
  *
  * A thread that waits for a program has nothing to compute: it drives all programs itself until then, and
  * the background thread rests. Only one thread at a time is inside MPI for all of this (`driving`), which is
@@ -106,12 +106,12 @@ static int look_around(void) {
  * would be longer for it. Of its last flights the shortest counts, as the others may have waited for a late rank;
  * 0 until there were so many. */
 static int64_t part_of_flight(const Program *p) {
+    if (looks_a_flight == 0)
+        return 0;
     int64_t least = p->recent[0];
     for (int i = 1; i < RECENT; i++)
         if (p->recent[i] < least)
             least = p->recent[i];
-    if (looks_a_flight == 0)
-        return 0;
     int64_t by_looks = least / looks_a_flight, by_waits = least / (p->waits > 0 ? p->waits : 1) / patience;
     return by_looks < by_waits ? by_looks : by_waits;
 }
@@ -119,9 +119,11 @@ static int64_t part_of_flight(const Program *p) {
 /* The least such part of any program in flight. */
 static int64_t least_part_of_flight(void) {
     int64_t least = INT64_MAX;
-    for (const Program *p = active; p != NULL; p = p->sibling)
-        if (p->began != 0 && part_of_flight(p) < least)
-            least = part_of_flight(p);
+    for (const Program *p = active; p != NULL; p = p->sibling) {
+        int64_t part = p->began != 0 ? part_of_flight(p) : least;
+        if (part < least)
+            least = part;
+    }
     return least == INT64_MAX ? 0 : least;
 }
 

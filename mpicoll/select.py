@@ -112,8 +112,8 @@ def choose(
     if direct:
         return "linear"
     if collective == "allreduce" and size == 2 and background:
-        # As many bytes as the ring's in half the rounds, for each of which the thread comes late; what more
-        # there is to add up takes 16 us for 1 MiB.
+        # As many bytes as the ring's in half the rounds, for each of which the thread comes late, at the
+        # cost of adding up the whole vector on both ranks instead of half of it on each.
         return "recursive_doubling"
     if 1 < nodes < size and collective in _OVER_NODES:
         rates = _rates(machine, nbytes) if machine else _Rates(ALPHA, BETA, GAMMA, 0.0)
