@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 from .collectives import Collective, collective
+from .laws import at_size
 from .loads import Frozen, Params, frozen, kept
 from .registry import Algorithm
 from .schedule import Round, blocks_of
@@ -60,9 +61,7 @@ def relays(algorithm: Algorithm, size: int, params: Params) -> bool:
     if isinstance(few.get("segments"), int):
         few["segments"] = min(few["segments"], 3)
     for small in (size,) if size <= _FEW[0] else _FEW:
-        fitted = dict(few)
-        if few.get("root"):
-            fitted["root"] = few["root"] % small
+        fitted = at_size(small, few)
         if few.get("nodes") is not None and small < size:
             fitted["nodes"] = tuple(rank // 2 for rank in range(small))
         if algorithm.refusal(small, fitted) is None:
